@@ -1,0 +1,1 @@
+//! Instances: every runsc sandbox, pooled or in use.

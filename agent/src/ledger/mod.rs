@@ -1,0 +1,1 @@
+//! Records on disk, written before the effect that they describe.

@@ -1,0 +1,1 @@
+//! What each sandbox and instance found at start becomes.

@@ -1,0 +1,1 @@
+//! One sandbox: its record, its pure state machine, its driver.

@@ -1,0 +1,1 @@
+//! Where desired objects come from: the manifest directory.

@@ -1,0 +1,1 @@
+//! Status files beside the manifests.

@@ -1,0 +1,2 @@
+//! kubectl sandbox.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The init inside every sandbox.

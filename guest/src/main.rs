@@ -1,0 +1,2 @@
+//! The init inside every sandbox.
+fn main() {}
