@@ -1,5 +1,22 @@
 //! Cloche's API objects: types, rules, reasons, phases and conditions. No client, no runtime.
+//!
+//! ```text
+//! a manifest ──decode──► Sandbox ──rules──► every violation, each with its path
+//!                           └─────────────► Effective: what all else works on
+//! ```
 
+pub mod condition;
+pub mod decode;
+pub mod image;
+pub mod limits;
+mod phase;
+pub mod quantity;
 mod reason;
+pub mod rules;
+pub mod sandbox;
 
+pub use condition::{ConditionReason, ConditionStatus, ConditionType};
+pub use image::ImageRef;
+pub use phase::Phase;
 pub use reason::{FailureDomain, Reason};
+pub use sandbox::{Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec, SandboxStatus};

@@ -1,6 +1,10 @@
 //! Why a sandbox ended: the closed list of reasons, who is at fault, and whether trying again can help.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+
+use crate::phase::Phase;
 
 /// Why a sandbox ended. Written to `status.termination.reason`.
 ///
@@ -48,6 +52,173 @@ pub enum Reason {
     Unknown,
 }
 
+impl Reason {
+    /// Every reason that this build knows, in the order of `docs/reasons.md`; without [`Reason::Unknown`].
+    pub const ALL: [Self; 18] = [
+        Self::Completed,
+        Self::Error,
+        Self::OOMKilled,
+        Self::PidsExceeded,
+        Self::Evicted,
+        Self::DeadlineExceeded,
+        Self::StartTimeout,
+        Self::ImagePullFailed,
+        Self::ImageNotFound,
+        Self::ImageUnauthorized,
+        Self::ImageInvalid,
+        Self::CommandNotFound,
+        Self::CommandNotExecutable,
+        Self::CannotEnforce,
+        Self::NodeRejected,
+        Self::RuntimeCrashed,
+        Self::NodeLost,
+        Self::Deleted,
+    ];
+
+    /// The word in `status.termination.reason`, the same that serde writes.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "Completed",
+            Self::Error => "Error",
+            Self::OOMKilled => "OOMKilled",
+            Self::PidsExceeded => "PidsExceeded",
+            Self::Evicted => "Evicted",
+            Self::DeadlineExceeded => "DeadlineExceeded",
+            Self::StartTimeout => "StartTimeout",
+            Self::ImagePullFailed => "ImagePullFailed",
+            Self::ImageNotFound => "ImageNotFound",
+            Self::ImageUnauthorized => "ImageUnauthorized",
+            Self::ImageInvalid => "ImageInvalid",
+            Self::CommandNotFound => "CommandNotFound",
+            Self::CommandNotExecutable => "CommandNotExecutable",
+            Self::CannotEnforce => "CannotEnforce",
+            Self::NodeRejected => "NodeRejected",
+            Self::RuntimeCrashed => "RuntimeCrashed",
+            Self::NodeLost => "NodeLost",
+            Self::Deleted => "Deleted",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// The phase of a sandbox that ended so.
+    pub const fn phase(self) -> Phase {
+        match self {
+            Self::Completed => Phase::Succeeded,
+            Self::DeadlineExceeded | Self::Deleted => Phase::Ended,
+            Self::Error
+            | Self::OOMKilled
+            | Self::PidsExceeded
+            | Self::Evicted
+            | Self::StartTimeout
+            | Self::ImagePullFailed
+            | Self::ImageNotFound
+            | Self::ImageUnauthorized
+            | Self::ImageInvalid
+            | Self::CommandNotFound
+            | Self::CommandNotExecutable
+            | Self::CannotEnforce
+            | Self::NodeRejected
+            | Self::RuntimeCrashed
+            | Self::NodeLost => Phase::Failed,
+            Self::Unknown => Phase::Unknown,
+        }
+    }
+
+    /// Who is at fault where nothing more is known. The image reasons may be proved to be another's fault
+    /// ([`Reason::allows`]): a registry that answers 500 is not the user's.
+    pub const fn default_domain(self) -> FailureDomain {
+        match self {
+            Self::Completed | Self::Error | Self::OOMKilled | Self::PidsExceeded => {
+                FailureDomain::Workload
+            }
+            Self::DeadlineExceeded => FailureDomain::Policy,
+            Self::ImageNotFound
+            | Self::ImageUnauthorized
+            | Self::ImageInvalid
+            | Self::CommandNotFound
+            | Self::CommandNotExecutable
+            | Self::Deleted => FailureDomain::User,
+            Self::Evicted
+            | Self::StartTimeout
+            | Self::ImagePullFailed
+            | Self::CannotEnforce
+            | Self::NodeRejected
+            | Self::RuntimeCrashed
+            | Self::NodeLost => FailureDomain::Infrastructure,
+            Self::Unknown => FailureDomain::Unknown,
+        }
+    }
+
+    /// Whether `domain` may stand beside this reason.
+    pub fn allows(self, domain: FailureDomain) -> bool {
+        let image = matches!(
+            self,
+            Self::ImagePullFailed
+                | Self::ImageNotFound
+                | Self::ImageUnauthorized
+                | Self::ImageInvalid
+        );
+        domain == self.default_domain()
+            || (image && matches!(domain, FailureDomain::User | FailureDomain::Infrastructure))
+    }
+
+    /// Whether the same object, applied again unchanged, can come to a better end.
+    pub const fn retry_can_help(self) -> bool {
+        match self {
+            Self::Evicted
+            | Self::StartTimeout
+            | Self::ImagePullFailed
+            | Self::CannotEnforce
+            | Self::NodeRejected
+            | Self::RuntimeCrashed
+            | Self::NodeLost => true,
+            Self::Completed
+            | Self::Error
+            | Self::OOMKilled
+            | Self::PidsExceeded
+            | Self::DeadlineExceeded
+            | Self::ImageNotFound
+            | Self::ImageUnauthorized
+            | Self::ImageInvalid
+            | Self::CommandNotFound
+            | Self::CommandNotExecutable
+            | Self::Deleted
+            | Self::Unknown => false,
+        }
+    }
+
+    /// The exit code that the reason itself fixes, as a shell would give it; `None` where only the command can tell.
+    pub const fn exit_code(self) -> Option<u8> {
+        match self {
+            Self::Completed => Some(0),
+            Self::CommandNotFound => Some(127),
+            Self::CommandNotExecutable => Some(126),
+            Self::Error
+            | Self::OOMKilled
+            | Self::PidsExceeded
+            | Self::Evicted
+            | Self::DeadlineExceeded
+            | Self::StartTimeout
+            | Self::ImagePullFailed
+            | Self::ImageNotFound
+            | Self::ImageUnauthorized
+            | Self::ImageInvalid
+            | Self::CannotEnforce
+            | Self::NodeRejected
+            | Self::RuntimeCrashed
+            | Self::NodeLost
+            | Self::Deleted
+            | Self::Unknown => None,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
 /// Who is at fault. Written to `status.termination.failureDomain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureDomain {
@@ -62,4 +233,69 @@ pub enum FailureDomain {
     /// A domain that this build does not know.
     #[serde(other)]
     Unknown,
+}
+
+impl FailureDomain {
+    /// The word in `status.termination.failureDomain`, the same that serde writes.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Workload => "Workload",
+            Self::User => "User",
+            Self::Policy => "Policy",
+            Self::Infrastructure => "Infrastructure",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl fmt::Display for FailureDomain {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_are_those_that_serde_writes() {
+        for reason in Reason::ALL {
+            assert_eq!(
+                serde_json::to_value(reason).unwrap(),
+                serde_json::Value::from(reason.as_str())
+            );
+            assert!(reason.as_str().len() <= 64);
+        }
+    }
+
+    #[test]
+    fn every_reason_has_an_end_and_a_culprit() {
+        for reason in Reason::ALL {
+            assert!(reason.phase().is_terminal(), "{reason}");
+            assert!(reason.allows(reason.default_domain()), "{reason}");
+            assert_ne!(reason.default_domain(), FailureDomain::Unknown, "{reason}");
+            assert!(!reason.allows(FailureDomain::Unknown), "{reason}");
+        }
+    }
+
+    #[test]
+    fn infrastructure_is_worth_a_retry_and_always_failed() {
+        for reason in Reason::ALL {
+            if reason.default_domain() == FailureDomain::Infrastructure {
+                assert!(reason.retry_can_help(), "{reason}");
+                assert_eq!(reason.phase(), Phase::Failed, "{reason}");
+            } else {
+                assert!(!reason.retry_can_help(), "{reason}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_newer_agents_words_can_still_be_read() {
+        let reason: Reason = serde_json::from_str(r#""WentForAWalk""#).unwrap();
+        assert_eq!(reason, Reason::Unknown);
+        let domain: FailureDomain = serde_json::from_str(r#""Weather""#).unwrap();
+        assert_eq!(domain, FailureDomain::Unknown);
+    }
 }

@@ -1,0 +1,48 @@
+//! Bounds and defaults of a spec. One place for the rules, the CRD's schema and the documentation.
+
+use crate::quantity::{Bytes, Millicores};
+
+/// Longest `metadata.name` and `hostname`, in bytes: a DNS label (RFC 1123).
+pub const LABEL: usize = 63;
+/// Most entries of `command` and of `args`, each.
+pub const ARGUMENTS: usize = 1024;
+/// Most bytes of `command`, `args` and `env` together, NUL ends included. They travel to the guest in one frame of 256 KiB
+/// together with what the image adds; Linux takes no argument above this either (`MAX_ARG_STRLEN`).
+pub const PROCESS_BYTES: usize = 128 * 1024;
+/// Most entries of `env`.
+pub const ENV: usize = 512;
+/// Longest name of an environment variable, in bytes.
+pub const ENV_NAME: usize = 256;
+/// Longest value of an environment variable, in bytes.
+pub const ENV_VALUE: usize = 32 * 1024;
+/// Longest path, in bytes: one less than Linux' `PATH_MAX`, which counts the NUL.
+pub const PATH: usize = 4095;
+
+/// Least `limits.cpu`: Linux enforces no quota below 1 ms in a period of 100 ms (`min_cfs_quota_period`).
+pub const LEAST_CPU_LIMIT: Millicores = Millicores(10);
+/// Most of any cpu quantity: 1024 cores.
+pub const MOST_CPU: Millicores = Millicores(1_024_000);
+/// `limits.cpu` where there is none.
+pub const DEFAULT_CPU: Millicores = Millicores(1000);
+/// Least `limits.memory`.
+pub const LEAST_MEMORY_LIMIT: Bytes = Bytes(32 << 20);
+/// Most of any memory quantity: 64 TiB.
+pub const MOST_MEMORY: Bytes = Bytes(64 << 40);
+/// `limits.memory` where there is none.
+pub const DEFAULT_MEMORY: Bytes = Bytes(512 << 20);
+/// Most `pids`: Linux' `pid_max` of a machine with few processors. A sandbox that needs more than all other programs of such
+/// a node together is a mistake.
+pub const MOST_PIDS: i64 = 32_768;
+/// `pids` where there is none.
+pub const DEFAULT_PIDS: i64 = 1024;
+
+/// Most `ttlSeconds`: 366 days.
+pub const MOST_TTL_SECONDS: i64 = 366 * 24 * 60 * 60;
+/// Most `startTimeoutSeconds`: a day.
+pub const MOST_START_TIMEOUT_SECONDS: i64 = 24 * 60 * 60;
+/// `startTimeoutSeconds` where there is none.
+pub const DEFAULT_START_TIMEOUT_SECONDS: i64 = 300;
+/// Most `terminationGracePeriodSeconds`: an hour.
+pub const MOST_GRACE_SECONDS: i64 = 60 * 60;
+/// `terminationGracePeriodSeconds` where there is none.
+pub const DEFAULT_GRACE_SECONDS: i64 = 5;

@@ -1,0 +1,86 @@
+//! What runs, and where.
+
+use super::{Violation, excerpt};
+use crate::image::ImageRef;
+use crate::limits::{ARGUMENTS, PATH};
+use crate::sandbox::Sandbox;
+
+/// `spec.image` is an image reference.
+pub(super) fn image(sandbox: &Sandbox) -> Vec<Violation> {
+    match sandbox.spec.image.parse::<ImageRef>() {
+        Ok(_) => Vec::new(),
+        Err(error) => vec![Violation::new("spec.image", error.to_string())],
+    }
+}
+
+/// `spec.command` begins with a program and is of what Linux can take. Empty means absent, as in a pod.
+pub(super) fn command(sandbox: &Sandbox) -> Vec<Violation> {
+    let command = sandbox.spec.command.as_deref().unwrap_or(&[]);
+    let mut broken = arguments("spec.command", command);
+    if command.first().is_some_and(String::is_empty) {
+        broken.push(Violation::new(
+            "spec.command[0]",
+            "is empty: name the program, or leave command out",
+        ));
+    }
+    broken
+}
+
+/// `spec.args` is of what Linux can take. Without a command they go to the image's entrypoint.
+pub(super) fn args(sandbox: &Sandbox) -> Vec<Violation> {
+    arguments("spec.args", sandbox.spec.args.as_deref().unwrap_or(&[]))
+}
+
+/// `spec.workingDir` is an absolute path.
+pub(super) fn working_dir(sandbox: &Sandbox) -> Vec<Violation> {
+    let path = sandbox.spec.working_dir.as_deref();
+    path.and_then(|path| absolute("spec.workingDir", path))
+        .into_iter()
+        .collect()
+}
+
+/// `spec.shell` is the absolute path of a file.
+pub(super) fn shell(sandbox: &Sandbox) -> Vec<Violation> {
+    let Some(path) = sandbox.spec.shell.as_deref() else {
+        return Vec::new();
+    };
+    let mut broken: Vec<_> = absolute("spec.shell", path).into_iter().collect();
+    if broken.is_empty() && path.ends_with('/') {
+        broken.push(Violation::new(
+            "spec.shell",
+            "ends with /: name a program, as /bin/sh",
+        ));
+    }
+    broken
+}
+
+fn arguments(path: &str, arguments: &[String]) -> Vec<Violation> {
+    let mut broken = Vec::new();
+    if arguments.len() > ARGUMENTS {
+        let message = format!(
+            "has {} entries; at most {ARGUMENTS} are allowed",
+            arguments.len()
+        );
+        broken.push(Violation::new(path, message));
+    }
+    for (index, argument) in arguments.iter().enumerate() {
+        if argument.contains('\0') {
+            let message = "contains a NUL character, which no argument can: take it out";
+            broken.push(Violation::new(format!("{path}[{index}]"), message));
+        }
+    }
+    broken
+}
+
+fn absolute(path: &str, text: &str) -> Option<Violation> {
+    let message = if text.len() > PATH {
+        format!("has {} bytes; at most {PATH} are allowed", text.len())
+    } else if text.contains('\0') {
+        "contains a NUL character, which no path can: take it out".to_owned()
+    } else if text.starts_with('/') {
+        return None;
+    } else {
+        format!("{} is not an absolute path: begin it with /", excerpt(text))
+    };
+    Some(Violation::new(path, message))
+}

@@ -1,0 +1,52 @@
+//! How long a sandbox may take to start, live and end.
+
+use super::Violation;
+use crate::limits::{MOST_GRACE_SECONDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS};
+use crate::sandbox::{Lifecycle, Sandbox};
+
+/// `ttlSeconds` is a time.
+pub(super) fn ttl(sandbox: &Sandbox) -> Vec<Violation> {
+    seconds(
+        sandbox,
+        "ttlSeconds",
+        |lifecycle| lifecycle.ttl_seconds,
+        MOST_TTL_SECONDS,
+    )
+}
+
+/// `startTimeoutSeconds` is a time.
+pub(super) fn start_timeout(sandbox: &Sandbox) -> Vec<Violation> {
+    seconds(
+        sandbox,
+        "startTimeoutSeconds",
+        |lifecycle| lifecycle.start_timeout_seconds,
+        MOST_START_TIMEOUT_SECONDS,
+    )
+}
+
+/// `terminationGracePeriodSeconds` is a time.
+pub(super) fn grace(sandbox: &Sandbox) -> Vec<Violation> {
+    seconds(
+        sandbox,
+        "terminationGracePeriodSeconds",
+        |lifecycle| lifecycle.termination_grace_period_seconds,
+        MOST_GRACE_SECONDS,
+    )
+}
+
+fn seconds(
+    sandbox: &Sandbox,
+    field: &str,
+    read: fn(&Lifecycle) -> Option<i64>,
+    most: i64,
+) -> Vec<Violation> {
+    match sandbox.spec.lifecycle.as_ref().and_then(read) {
+        Some(value) if !(1..=most).contains(&value) => {
+            let message = format!(
+                "is {value}: write seconds from 1 to {most}, or leave it out for the default"
+            );
+            vec![Violation::new(format!("spec.lifecycle.{field}"), message)]
+        }
+        Some(_) | None => Vec::new(),
+    }
+}

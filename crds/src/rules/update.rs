@@ -1,0 +1,44 @@
+//! What can change while a sandbox exists.
+
+use super::Violation;
+use crate::sandbox::{Sandbox, SandboxSpec};
+
+/// Everything in `new` that cannot follow `old`: all of the spec but `lifecycle`.
+///
+/// Presence counts as well as value, compared on the parent: a field that is taken out and put back with another value in a
+/// second step would pass a rule that looks at the field alone.
+pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
+    let SandboxSpec {
+        image,
+        image_pull_policy,
+        command,
+        args,
+        env,
+        working_dir,
+        shell,
+        hostname,
+        resources,
+        lifecycle: _,
+    } = &old.spec;
+    let new = &new.spec;
+    [
+        ("spec.image", *image == new.image),
+        ("spec.imagePullPolicy", *image_pull_policy == new.image_pull_policy),
+        ("spec.command", *command == new.command),
+        ("spec.args", *args == new.args),
+        ("spec.env", *env == new.env),
+        ("spec.workingDir", *working_dir == new.working_dir),
+        ("spec.shell", *shell == new.shell),
+        ("spec.hostname", *hostname == new.hostname),
+        ("spec.resources", *resources == new.resources),
+    ]
+    .into_iter()
+    .filter(|(_, same)| !same)
+    .map(|(path, _)| {
+        Violation::new(
+            path,
+            "cannot change while the sandbox exists: put it back, or delete the sandbox and create it anew",
+        )
+    })
+    .collect()
+}

@@ -1,0 +1,254 @@
+//! What a spec means after validation and defaults: plain values, nothing left to parse.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{PullPolicy, ResourceList, Sandbox};
+use crate::image::ImageRef;
+use crate::limits::{
+    DEFAULT_CPU, DEFAULT_GRACE_SECONDS, DEFAULT_MEMORY, DEFAULT_PIDS, DEFAULT_START_TIMEOUT_SECONDS,
+};
+use crate::quantity::{Bytes, Millicores, Quantity, QuantityError};
+use crate::rules::Violation;
+
+/// A spec that kept every rule, with its defaults filled in. What the image decides (entrypoint, shell, working directory,
+/// user) is still open. Kept in the agent's records: the names of its fields never change their meaning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Effective {
+    /// Where the image comes from.
+    pub image: ImageRef,
+    /// When its registry is asked.
+    pub pull_policy: PullPolicy,
+    /// What runs as the sandbox's own command.
+    pub main: MainCommand,
+    /// In the order of the spec; names are unique.
+    pub env: Vec<EnvValue>,
+    /// Absolute; `None`: the image's, else `/`.
+    pub working_dir: Option<String>,
+    /// Absolute; `None`: /bin/bash if the image has it, else /bin/sh.
+    pub shell: Option<String>,
+    /// A DNS label.
+    pub hostname: String,
+    /// What it may use.
+    pub resources: EffectiveResources,
+    /// How long it may live; `None`: for ever.
+    #[serde(rename = "ttlSeconds", with = "optional_seconds")]
+    pub ttl: Option<Duration>,
+    /// How long it may take to start.
+    #[serde(rename = "startTimeoutSeconds", with = "seconds")]
+    pub start_timeout: Duration,
+    /// Between SIGTERM and SIGKILL.
+    #[serde(rename = "terminationGracePeriodSeconds", with = "seconds")]
+    pub grace: Duration,
+}
+
+impl Effective {
+    /// What a sandbox means that has kept every rule. It fails, with what could not be read, only for one that has not.
+    pub(crate) fn of(sandbox: &Sandbox) -> Result<Self, Violation> {
+        let spec = &sandbox.spec;
+        let image: ImageRef =
+            spec.image
+                .parse()
+                .map_err(|error: crate::image::ImageRefError| {
+                    Violation::new("spec.image", error.to_string())
+                })?;
+        // As in a pod: a tag that moves is asked for each time.
+        let default_policy = if image.is_latest() {
+            PullPolicy::Always
+        } else {
+            PullPolicy::IfNotPresent
+        };
+        let command = spec.command.clone().unwrap_or_default();
+        let args = spec.args.clone().unwrap_or_default();
+        let main = match (command.is_empty(), args.is_empty()) {
+            (true, true) => MainCommand::Idle,
+            (true, false) => MainCommand::Entrypoint(args),
+            (false, _) => MainCommand::Command(command.into_iter().chain(args).collect()),
+        };
+        let name = sandbox.metadata.name.clone().unwrap_or_default();
+        let env = spec.env.iter().flatten().map(|variable| EnvValue {
+            name: variable.name.clone(),
+            value: variable.value.clone().unwrap_or_default(),
+        });
+        let lifecycle = spec.lifecycle.clone().unwrap_or_default();
+        Ok(Self {
+            pull_policy: spec.image_pull_policy.unwrap_or(default_policy),
+            image,
+            main,
+            env: env.collect(),
+            working_dir: spec.working_dir.clone(),
+            shell: spec.shell.clone(),
+            hostname: spec.hostname.clone().unwrap_or(name),
+            resources: EffectiveResources::of(sandbox)?,
+            ttl: lifecycle
+                .ttl_seconds
+                .map(|seconds| duration("ttlSeconds", seconds))
+                .transpose()?,
+            start_timeout: duration(
+                "startTimeoutSeconds",
+                lifecycle
+                    .start_timeout_seconds
+                    .unwrap_or(DEFAULT_START_TIMEOUT_SECONDS),
+            )?,
+            grace: duration(
+                "terminationGracePeriodSeconds",
+                lifecycle
+                    .termination_grace_period_seconds
+                    .unwrap_or(DEFAULT_GRACE_SECONDS),
+            )?,
+        })
+    }
+
+    /// Whether `other` is the same but for what may change while a sandbox exists (`spec.lifecycle`).
+    pub fn same_but_lifecycle(&self, other: &Self) -> bool {
+        let Self {
+            image,
+            pull_policy,
+            main,
+            env,
+            working_dir,
+            shell,
+            hostname,
+            resources,
+            ttl: _,
+            start_timeout: _,
+            grace: _,
+        } = self;
+        *image == other.image
+            && *pull_policy == other.pull_policy
+            && *main == other.main
+            && *env == other.env
+            && *working_dir == other.working_dir
+            && *shell == other.shell
+            && *hostname == other.hostname
+            && *resources == other.resources
+    }
+}
+
+/// What runs as the sandbox's own command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum MainCommand {
+    /// Nothing: it idles and serves exec.
+    Idle,
+    /// The image's entrypoint with these arguments, of which there is at least one.
+    Entrypoint(Vec<String>),
+    /// Program and arguments, of which there is at least the program; the image's entrypoint and arguments do not count.
+    Command(Vec<String>),
+}
+
+/// One environment variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvValue {
+    /// Its name; no `=`, no NUL.
+    pub name: String,
+    /// Its value; no NUL.
+    pub value: String,
+}
+
+/// What a sandbox may use. Requests are never above limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EffectiveResources {
+    /// Processor time set aside.
+    pub cpu_request: Millicores,
+    /// Processor time never exceeded.
+    pub cpu_limit: Millicores,
+    /// Memory set aside, in bytes.
+    pub memory_request: Bytes,
+    /// Memory never exceeded, in bytes: what the guest sees as its memory. The sentry's own comes on top.
+    pub memory_limit: Bytes,
+    /// Processes and threads inside.
+    pub pids: u32,
+}
+
+impl EffectiveResources {
+    fn of(sandbox: &Sandbox) -> Result<Self, Violation> {
+        let resources = sandbox.spec.resources.clone().unwrap_or_default();
+        let limits = resources.limits.unwrap_or_default();
+        let requests = resources.requests.unwrap_or_default();
+        let read_cpu = |list: &ResourceList, default| {
+            read(list.cpu.as_ref(), Quantity::millicores, default, "cpu")
+        };
+        let read_memory = |list: &ResourceList, default| {
+            read(list.memory.as_ref(), Quantity::bytes, default, "memory")
+        };
+        let cpu_limit = read_cpu(&limits, DEFAULT_CPU)?;
+        let memory_limit = read_memory(&limits, DEFAULT_MEMORY)?;
+        Ok(Self {
+            cpu_request: read_cpu(&requests, cpu_limit)?,
+            cpu_limit,
+            memory_request: read_memory(&requests, memory_limit)?,
+            memory_limit,
+            pids: resources
+                .pids
+                .unwrap_or(DEFAULT_PIDS)
+                .try_into()
+                .map_err(|_| {
+                    Violation::new("spec.resources.pids", "is not a number of processes")
+                })?,
+        })
+    }
+}
+
+fn read<T>(
+    quantity: Option<&Quantity>,
+    read: fn(&Quantity) -> Result<T, QuantityError>,
+    default: T,
+    name: &str,
+) -> Result<T, Violation> {
+    quantity.map_or(Ok(default), |quantity| {
+        read(quantity)
+            .map_err(|error| Violation::new(format!("spec.resources: {name}"), error.to_string()))
+    })
+}
+
+fn duration(field: &str, seconds: i64) -> Result<Duration, Violation> {
+    u64::try_from(seconds)
+        .map(Duration::from_secs)
+        .map_err(|_| {
+            Violation::new(
+                format!("spec.lifecycle.{field}"),
+                format!("is {seconds}, not a time"),
+            )
+        })
+}
+
+/// Durations as whole seconds.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(value.as_secs())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_secs)
+    }
+}
+
+/// The same where there may be none.
+mod optional_seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[allow(clippy::ref_option)] // serde's `with` passes a reference to the field
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<Duration>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.map(|value| value.as_secs()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(from)?.map(Duration::from_secs))
+    }
+}

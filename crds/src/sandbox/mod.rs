@@ -1,0 +1,146 @@
+//! `Sandbox`: one isolated machine for untrusted code.
+//!
+//! The types here are what stands in a manifest. Only [`rules`](crate::rules) read a raw [`SandboxSpec`]; all else works on
+//! the [`Effective`] that they make of it.
+
+mod effective;
+mod status;
+
+pub use effective::{Effective, EffectiveResources, EnvValue, MainCommand};
+pub use status::{
+    EffectiveStatus, ResourceAmounts, ResourcesStatus, RuntimeStatus, SandboxStatus, Termination,
+};
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::Quantity;
+
+/// `apiVersion` of every object.
+pub const API_VERSION: &str = "cloche.dev/v1alpha1";
+/// `kind` of a [`Sandbox`].
+pub const KIND: &str = "Sandbox";
+
+/// What a sandbox is made from, what it may use, and how long it lives. A field that is not here is refused.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "cloche.dev",
+    version = "v1alpha1",
+    kind = "Sandbox",
+    namespaced,
+    shortname = "sbx",
+    category = "cloche",
+    status = "SandboxStatus",
+    derive = "PartialEq",
+    doc = "An isolated machine for untrusted code.",
+    selectable = ".status.nodeName",
+    selectable = ".status.phase",
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.termination.reason"}"#,
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".status.nodeName"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Exit","type":"integer","jsonPath":".status.termination.exitCode","priority":1}"#,
+    printcolumn = r#"{"name":"Image digest","type":"string","jsonPath":".status.imageDigest","priority":1}"#,
+    printcolumn = r#"{"name":"Expires","type":"date","jsonPath":".status.expiresAt","priority":1}"#
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SandboxSpec {
+    /// The image: a registry reference as Kubernetes reads it (`python:3.11-slim` is
+    /// `docker.io/library/python:3.11-slim`), or, where the node has a local image directory, `oci:PATH[:TAG]`,
+    /// `oci-archive:PATH[:TAG]` or `rootfs:PATH`, with PATH relative to that directory.
+    pub image: String,
+    /// When the image is asked for at its registry. Default: `Always` for the tag `latest`, else `IfNotPresent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<PullPolicy>,
+    /// The main process in place of the image's entrypoint; when it exits the sandbox ends. Where command and args are both
+    /// absent the sandbox idles and serves exec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<Vec<String>>,
+    /// Arguments of the command; without a command, of the image's entrypoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
+    /// Environment of everything that runs in the sandbox, over the image's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<Vec<EnvVar>>,
+    /// Absolute path in which commands start, made if missing. Default: the image's, else `/`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_dir: Option<String>,
+    /// Absolute path of the shell that runs string commands. Default: /bin/bash if the image has it, else /bin/sh.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shell: Option<String>,
+    /// Host name inside. Default: the object's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// What it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+    /// How long it may take to start, live and end. The only part of the spec that can be changed later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<Lifecycle>,
+}
+
+/// When the image is asked for at its registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum PullPolicy {
+    /// At each start; layers that are already on the node are not fetched again.
+    Always,
+    /// Only where the node has not got it.
+    IfNotPresent,
+    /// Never: an image that the node has not got ends the sandbox with `ImageNotFound`.
+    Never,
+}
+
+/// One environment variable.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EnvVar {
+    /// Its name: letters, digits, `.`, `_` and `-`, not beginning with a digit.
+    pub name: String,
+    /// Its value, taken as it is: nothing in it is expanded. Default: empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
+/// What a sandbox may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Resources {
+    /// What is set aside for it on its node. Default: the limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<ResourceList>,
+    /// What it can never exceed. Default: cpu 1, memory 512Mi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<ResourceList>,
+    /// The most processes and threads at one time. Default: 1024.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pids: Option<i64>,
+}
+
+/// An amount of each resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResourceList {
+    /// Cores: `2`, `"0.5"` or `500m`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Quantity>,
+    /// Bytes: `512Mi`, `1G`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Quantity>,
+}
+
+/// How long a sandbox may take to start, live and end. 0 is refused everywhere: leave a field out for its default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Lifecycle {
+    /// Seconds after its first Running at which it ends with `DeadlineExceeded`; time in which the node sleeps counts. Default:
+    /// never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<i64>,
+    /// Seconds from its binding to Running, image pull included; then it ends with `StartTimeout`. Default: 300.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_timeout_seconds: Option<i64>,
+    /// Seconds between SIGTERM and SIGKILL of the main process at a deliberate end. Default: 5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub termination_grace_period_seconds: Option<i64>,
+}
