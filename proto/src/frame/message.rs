@@ -127,10 +127,10 @@ pub struct SessionSpec {
     #[prost(uint32, repeated, tag = "7")]
     pub extra_groups: Vec<u32>,
     /// Bit set of capabilities (bit number = CAP_*): exactly these in the bounding, permitted, effective and inheritable sets
-    /// of a root user; bounding only for any other. The holder masks CAP_NET_RAW (13) whatever this says.
+    /// of a root user; bounding only for any other. The holder masks `CAP_NET_RAW` (13) whatever this says.
     #[prost(uint64, tag = "8")]
     pub capabilities: u64,
-    /// no_new_privs.
+    /// `no_new_privs`.
     #[prost(bool, tag = "9")]
     pub no_new_privileges: bool,
     /// Resource limits to set.

@@ -42,6 +42,11 @@ pub const MAX_SESSIONS: usize = 256;
 pub const MAX_STREAM_BUFFER: usize = 1024 * 1024;
 /// Longest `command_id`, in bytes. It holds only `A-Z a-z 0-9 . _ -` and begins with a letter or digit.
 pub const MAX_COMMAND_ID: usize = 63;
+/// Longest [`Exit::message`], in bytes: with it a [`HelloAck`] of [`MAX_SESSIONS`] reports fits into a frame.
+pub const MAX_MESSAGE: usize = 512;
+/// Numeric user and group that `cloche-init bridge` is to be run as. No session's user is kept from having it: what guards the
+/// holder's socket is that no session's mount namespace shows it.
+pub const BRIDGE_USER: u32 = 0x7fff_fff0;
 /// The session of the sandbox's own command.
 pub const MAIN_SESSION: &str = "main";
 /// Bytes in the nonce of a [`Hello`].
