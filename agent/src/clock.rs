@@ -1,6 +1,6 @@
 //! The only place that reads clocks.
 //!
-//! Deadlines are kept in boot time (CLOCK_BOOTTIME: it goes on in suspend and does not jump with the wall clock) and shown in
+//! Deadlines are kept in boot time (`CLOCK_BOOTTIME`: it goes on in suspend and does not jump with the wall clock) and shown in
 //! wall time.
 
 use std::time::Duration;
@@ -34,9 +34,18 @@ pub fn boot_time() -> Duration {
         .unwrap_or_default()
 }
 
-/// The kernel's identity of this boot: differs after every reboot. Source: /proc/sys/kernel/random/boot_id.
+/// The kernel's identity of this boot: differs after every reboot. Source: `/proc/sys/kernel/random/boot_id`.
 pub fn boot_id() -> std::io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
         .trim()
         .to_owned())
+}
+
+/// Returns at this boot time; never where there is none. Wakes late by the time that the machine was suspended in between, and
+/// then at once: callers look at the clock again.
+pub async fn sleep_until(at: Option<Duration>) {
+    match at {
+        Some(at) => tokio::time::sleep(at.saturating_sub(boot_time())).await,
+        None => std::future::pending().await,
+    }
 }
