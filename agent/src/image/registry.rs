@@ -1,0 +1,437 @@
+//! A client of the distribution API (OCI distribution-spec 1.1), pull only.
+//!
+//! Registries are hostile: every reply is bounded in size and time before anything of it is kept, redirects and token servers may not
+//! lead from HTTPS to plain HTTP, and plain HTTP is spoken only with addresses of this machine that the node's owner listed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cloche_crds::image::RegistryRef;
+use futures::{Stream, StreamExt};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use reqwest::{Client, Response, StatusCode, Url};
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::digest::Digest;
+use super::error::Failure;
+use super::manifest::{ACCEPTED, Blob, DOCUMENT_MAX};
+use super::transfer::{collect, verify};
+
+/// Longest reply of a token server and longest error that is read, in bytes.
+const REPLY_MAX: u64 = 64 << 10;
+/// Where docker.io really is.
+const DOCKER_HUB: &str = "registry-1.docker.io";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const REDIRECTS_MAX: usize = 5;
+
+/// Which registries there are for this node.
+#[derive(Clone, Debug, Default)]
+pub struct Registries {
+    /// `HOST:PORT` that speak plain HTTP. Only addresses of this machine (`127.0.0.1`, `[::1]`, `localhost`) are taken.
+    pub insecure: BTreeSet<String>,
+    /// For a registry as references call it (`docker.io`): `HOST[:PORT]` to ask before it, in this order.
+    pub mirrors: BTreeMap<String, Vec<String>>,
+}
+
+impl Registries {
+    /// The first entry of `insecure` that is not of this machine.
+    pub(super) fn not_loopback(&self) -> Option<&str> {
+        self.insecure.iter().map(String::as_str).find(|entry| {
+            let Some((host, port)) = entry.rsplit_once(':') else {
+                return true;
+            };
+            port.parse::<u16>().is_err() || !is_loopback(host)
+        })
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// The way to all registries.
+#[derive(Debug)]
+pub(super) struct Registry {
+    registries: Arc<Registries>,
+    idle: Duration,
+    /// Made when first needed: it reads the machine's certificates, which a node with local images alone may lack.
+    client: OnceLock<Client>,
+}
+
+/// One repository at one endpoint, with the token that it gave.
+#[derive(Debug)]
+pub(super) struct Repository<'a> {
+    registry: &'a Registry,
+    client: Client,
+    /// `HOST[:PORT]`, for messages.
+    endpoint: String,
+    /// `https://HOST/v2/NAME/`
+    base: Url,
+    token: tokio::sync::Mutex<Option<String>>,
+}
+
+impl Registry {
+    /// A client that takes less than the pace of [`super::transfer`] in `idle` for silence.
+    pub(super) fn new(registries: Registries, idle: Duration) -> Self {
+        Self {
+            registries: Arc::new(registries),
+            idle,
+            client: OnceLock::new(),
+        }
+    }
+
+    /// Where to look for `image`: its mirrors first, then its own registry.
+    pub(super) fn repositories(&self, image: &RegistryRef) -> Result<Vec<Repository<'_>>, Failure> {
+        let client = self.client()?;
+        let own = match image.registry() {
+            "docker.io" => DOCKER_HUB,
+            other => other,
+        };
+        let mirrors = self.registries.mirrors.get(image.registry());
+        mirrors
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .chain([own])
+            .map(|endpoint| {
+                let scheme = if self.registries.insecure.contains(endpoint) {
+                    "http"
+                } else {
+                    "https"
+                };
+                let base = format!("{scheme}://{endpoint}/v2/{}/", image.repository());
+                let base = Url::parse(&base)
+                    .map_err(|error| Failure::Invalid(format!("registry {endpoint}: {error}")))?;
+                Ok(Repository {
+                    registry: self,
+                    client: client.clone(),
+                    endpoint: endpoint.to_owned(),
+                    base,
+                    token: tokio::sync::Mutex::default(),
+                })
+            })
+            .collect()
+    }
+
+    fn client(&self) -> Result<Client, Failure> {
+        if let Some(client) = self.client.get() {
+            return Ok(client.clone());
+        }
+        let registries = Arc::clone(&self.registries);
+        let redirects = reqwest::redirect::Policy::custom(move |attempt| {
+            if attempt.previous().len() > REDIRECTS_MAX {
+                attempt.error("too many redirects")
+            } else if may_visit(&registries, attempt.url()) {
+                attempt.follow()
+            } else {
+                attempt.error("a redirect to plain HTTP")
+            }
+        });
+        let client = Client::builder()
+            .redirect(redirects)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .user_agent(concat!("cloche/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| Failure::Node(format!("prepare to pull images: {}", chain(&error))))?;
+        Ok(self.client.get_or_init(|| client).clone())
+    }
+}
+
+/// HTTPS anywhere; plain HTTP only where the node's owner allowed it.
+fn may_visit(registries: &Registries, url: &Url) -> bool {
+    match url.scheme() {
+        "https" => true,
+        "http" => url
+            .host_str()
+            .zip(url.port_or_known_default())
+            .is_some_and(|(host, port)| registries.insecure.contains(&format!("{host}:{port}"))),
+        _ => false,
+    }
+}
+
+impl Repository<'_> {
+    /// The manifest or index that `reference`, a tag or a digest, names. `wanted`: what it has to hash to.
+    pub(super) async fn manifest(
+        &self,
+        reference: &str,
+        wanted: Option<&Digest>,
+    ) -> Result<(Vec<u8>, Digest), Failure> {
+        let response = self.get("manifests", reference, true).await?;
+        let told = response
+            .headers()
+            .get("docker-content-digest")
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.parse::<Digest>().ok());
+        let body = collect(self.body(response), DOCUMENT_MAX, self.registry.idle).await?;
+        for wanted in wanted.into_iter().chain(told.as_ref()) {
+            verify(&body, wanted, "its manifest")?;
+        }
+        let digest = Digest::of(&body);
+        Ok((body, digest))
+    }
+
+    /// The content of a blob, not yet verified.
+    pub(super) async fn blob(
+        &self,
+        blob: &Blob,
+    ) -> Result<impl Stream<Item = Result<Bytes, Failure>> + Unpin + use<>, Failure> {
+        let response = self.get("blobs", &blob.digest.to_string(), false).await?;
+        Ok(self.body(response))
+    }
+
+    fn body(
+        &self,
+        response: Response,
+    ) -> impl Stream<Item = Result<Bytes, Failure>> + Unpin + use<> {
+        let endpoint = self.endpoint.clone();
+        response.bytes_stream().map(move |chunk| {
+            chunk.map_err(|error| {
+                Failure::Pull(format!("registry {endpoint} broke off: {}", chain(&error)))
+            })
+        })
+    }
+
+    async fn get(&self, kind: &str, name: &str, accept: bool) -> Result<Response, Failure> {
+        let url = self
+            .base
+            .join(&format!("{kind}/{name}"))
+            .map_err(|error| Failure::Invalid(format!("{kind}/{name}: {error}")))?;
+        let held = self.token.lock().await.clone();
+        let response = self.send(url.clone(), accept, held.as_deref()).await?;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return self.judge(response, name).await;
+        }
+        let Some(token) = self.authenticate(&response).await? else {
+            return self.judge(response, name).await;
+        };
+        *self.token.lock().await = Some(token.clone());
+        let response = self.send(url, accept, Some(&token)).await?;
+        self.judge(response, name).await
+    }
+
+    async fn send(&self, url: Url, accept: bool, token: Option<&str>) -> Result<Response, Failure> {
+        let mut request = self.client.get(url);
+        if accept {
+            request = request.header(ACCEPT, ACCEPTED.join(", "));
+        }
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        self.within(request).await
+    }
+
+    async fn within(&self, request: reqwest::RequestBuilder) -> Result<Response, Failure> {
+        let endpoint = &self.endpoint;
+        match timeout(self.registry.idle, request.send()).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(Failure::Pull(format!(
+                "ask registry {endpoint}: {}",
+                chain(&error)
+            ))),
+            Err(_) => Err(Failure::Pull(format!(
+                "registry {endpoint} stalls: no answer in {} s",
+                self.registry.idle.as_secs_f32()
+            ))),
+        }
+    }
+
+    /// Asks the token server that a refusal names for an anonymous token (distribution's token authentication). `None`: the
+    /// registry wants something else, as a password.
+    async fn authenticate(&self, refusal: &Response) -> Result<Option<String>, Failure> {
+        #[derive(Deserialize)]
+        struct Reply {
+            token: Option<String>,
+            access_token: Option<String>,
+        }
+
+        let challenge = refusal
+            .headers()
+            .get_all(WWW_AUTHENTICATE)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .find_map(challenge);
+        let Some(mut challenge) = challenge else {
+            return Ok(None);
+        };
+        let malformed = || {
+            Failure::Pull(format!(
+                "registry {} names no proper token server",
+                self.endpoint
+            ))
+        };
+        let realm = challenge.remove("realm").ok_or_else(malformed)?;
+        let mut realm = Url::parse(&realm).map_err(|_| malformed())?;
+        if !may_visit(&self.registry.registries, &realm) {
+            return Err(malformed());
+        }
+        realm.query_pairs_mut().extend_pairs(
+            challenge
+                .iter()
+                .filter(|(key, _)| *key == "service" || *key == "scope"),
+        );
+        let response = self.within(self.client.get(realm)).await?;
+        if !response.status().is_success() {
+            return Ok(None);
+        }
+        let body = collect(self.body(response), REPLY_MAX, self.registry.idle).await?;
+        let reply: Reply = serde_json::from_slice(&body).map_err(|_| malformed())?;
+        let token = reply.token.or(reply.access_token).ok_or_else(malformed)?;
+        // Not more than visible characters, so that it is a header and nothing else.
+        if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(malformed());
+        }
+        Ok(Some(token))
+    }
+
+    /// A reply that is no success becomes a failure.
+    async fn judge(&self, response: Response, name: &str) -> Result<Response, Failure> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let is_json = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .is_some_and(|value| value.starts_with("application/json"));
+        let said = if is_json {
+            collect(self.body(response), REPLY_MAX, self.registry.idle)
+                .await
+                .map(|body| said(&body))
+                .unwrap_or_default()
+        } else {
+            String::new()
+        };
+        let endpoint = &self.endpoint;
+        Err(match status {
+            StatusCode::NOT_FOUND => {
+                Failure::NotFound(format!("registry {endpoint} has no {name}{said}"))
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::Unauthorized {
+                registry: endpoint.clone(),
+                detail: format!("{status}{said}"),
+            },
+            StatusCode::TOO_MANY_REQUESTS => Failure::Pull(format!(
+                "registry {endpoint} has had too many requests from this node{said}"
+            )),
+            status => Failure::Pull(format!("registry {endpoint} answers {status}{said}")),
+        })
+    }
+}
+
+/// The parameters of a `Bearer` challenge (RFC 9110, 11.6.1).
+fn challenge(value: &str) -> Option<BTreeMap<String, String>> {
+    let (scheme, mut rest) = value.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("bearer") {
+        return None;
+    }
+    let mut parameters = BTreeMap::new();
+    loop {
+        rest = rest.trim_start_matches([' ', ',']);
+        if rest.is_empty() {
+            return Some(parameters);
+        }
+        let (key, after) = rest.split_once('=')?;
+        let value;
+        (value, rest) = match after.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"')?,
+            None => after.split_once(',').unwrap_or((after, "")),
+        };
+        parameters.insert(key.trim().to_ascii_lowercase(), value.to_owned());
+    }
+}
+
+/// The first message of the distribution API's error list, shortened, for the end of a sentence.
+fn said(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Errors {
+        errors: Vec<Said>,
+    }
+    #[derive(Deserialize)]
+    struct Said {
+        #[serde(default)]
+        message: String,
+    }
+    serde_json::from_slice::<Errors>(body)
+        .ok()
+        .and_then(|errors| errors.errors.into_iter().next())
+        .map(|error| format!(": {:.200}", error.message.escape_debug().to_string()))
+        .unwrap_or_default()
+}
+
+/// An error and all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn challenges() {
+        let found = challenge(
+            r#"Bearer realm="https://auth.example/token",service="registry.example", scope="repository:a/b:pull,push",x=y"#,
+        )
+        .unwrap();
+        assert_eq!(found["realm"], "https://auth.example/token");
+        assert_eq!(found["service"], "registry.example");
+        assert_eq!(found["scope"], "repository:a/b:pull,push");
+        assert_eq!(found["x"], "y");
+        for other in [
+            "Basic realm=\"x\"",
+            "",
+            "Bearer",
+            "Bearer realm=\"x",
+            "Bearer x",
+        ] {
+            assert_eq!(challenge(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn plain_http_is_for_this_machine_alone() {
+        let registries = |entry: &str| Registries {
+            insecure: [entry.to_owned()].into(),
+            ..Registries::default()
+        };
+        for entry in [
+            "127.0.0.1:5000",
+            "localhost:5000",
+            "[::1]:5000",
+            "127.9.9.9:1",
+        ] {
+            assert_eq!(registries(entry).not_loopback(), None, "{entry}");
+        }
+        for entry in [
+            "10.0.0.1:5000",
+            "localhost",
+            "example.org:80",
+            "127.0.0.1.example:80",
+            ":80",
+        ] {
+            assert_eq!(registries(entry).not_loopback(), Some(entry), "{entry}");
+        }
+        let ours = registries("127.0.0.1:5000");
+        for (url, wanted) in [
+            ("https://example.org/x", true),
+            ("http://127.0.0.1:5000/x", true),
+            ("http://127.0.0.1:5001/x", false),
+            ("http://169.254.169.254/latest", false),
+            ("file:///etc/passwd", false),
+        ] {
+            assert_eq!(may_visit(&ours, &Url::parse(url).unwrap()), wanted, "{url}");
+        }
+    }
+}
