@@ -1,7 +1,70 @@
 //! Sessions of one sandbox: the channel to cloche-init, and output kept on the node.
 //!
-//! Interface that the rest of the agent builds on (the owner of this folder fills it in and may refine it):
+//! ```text
+//!   driver, api ── Sessions, Session ──requests──► channel's task ──frames──► cloche-init (holder)
+//!        ▲   ▲                                      │   │   ▲
+//!        │   └──────── watch: state, health ────────┘   │   └── frames, hostile until checked
+//!        └── OutputReader ◄── sessions/<id>/{stdout,stderr} ◄── log (bounded pool)
+//! ```
 //!
-//! - `log`: output files `sessions/<command id>/{stdout,stderr}`, capped by punching holes.
-//! - `channel`: one task per sandbox that owns the pipes: epochs, frames, acknowledgements, bridge.
-//! - `Sessions`: the handle that drivers and the api hold.
+//! | module | what | I/O |
+//! |---|---|---|
+//! | `identity` | command ids, streams | no |
+//! | `wire`, `stdin`, `outbox`, `epoch` | the protocol, checked | no |
+//! | `liveness` | when to ping, wake, bridge, give up | no |
+//! | `life` | deadlines of one session | no |
+//! | `table` | all sessions: requests, events, ends | no |
+//! | `record`, `log` | what is on disk | blocking, on the runtime's blocking threads |
+//! | `channel` | the task that owns all of the above and the pipes | yes |
+//! | `handle`, `reader` | what the rest of the agent holds | |
+//!
+//! **Restart contract.** The agent may be killed at any instruction. What was acknowledged to the holder is in a log; what was
+//! not is sent again from the log's length on: each byte once. A session is recorded before the holder hears of it and is
+//! created there only by its id, so a command never runs twice. An end is recorded before it is told, so it never changes.
+//!
+//! **What a hostile sandbox can do**: falsify its own sessions and no others; keep its channel broken, which costs a few
+//! epochs, then one attempt each half minute.
+
+mod bridge;
+mod channel;
+mod epoch;
+mod error;
+mod handle;
+mod identity;
+mod life;
+mod liveness;
+mod log;
+mod outbox;
+mod reader;
+mod record;
+mod request;
+#[cfg(test)]
+mod simulation;
+mod state;
+mod stdin;
+mod table;
+mod wire;
+
+pub use bridge::{Bridge, BridgeError, Pipes};
+pub use channel::CONNECT_TIMEOUT;
+pub use error::SessionError;
+pub use handle::{Attachment, Session, Sessions};
+pub use identity::{BadCommandId, CommandId, Stream};
+pub use log::LogError;
+pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};
+pub use record::RecordError;
+pub use request::NewSession;
+pub use state::{Ended, Health, Link, NotStarted, Outcome, SessionState, StdinState};
+pub use stdin::StdinError;
+
+/// An error with all its causes, as one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

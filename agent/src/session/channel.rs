@@ -1,0 +1,577 @@
+//! The task that owns one sandbox's channel: pipes, logs, records. It decides nothing: [`Table`], [`Epoch`](super::epoch) and
+//! [`Liveness`] do.
+//!
+//! Queues and what happens when they are full:
+//! - requests of handles: [`REQUESTS`]; the handle waits.
+//! - frames to the holder: bounded by the epoch's outbox; signals are refused, all else waits as a level.
+//! - output for the logs: one batch in flight and one of [`BATCH`] bytes; then the pipe is not read, so the holder blocks, so
+//!   the command does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cloche_proto::frame::NONCE;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use tokio::net::unix::pipe;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
+
+use super::bridge::{Bridge, BridgeError, Pipes};
+use super::epoch::Event;
+use super::identity::CommandId;
+use super::liveness::{Act, Liveness};
+use super::log::{Done, Store};
+use super::record::{self, RecordError};
+use super::request::Request;
+use super::state::{Health, Link};
+use super::table::Table;
+use crate::clock::{self, Now};
+use crate::fault;
+
+/// Requests that wait for the task.
+pub(super) const REQUESTS: usize = 64;
+/// Output gathered for one write, in bytes, before the pipe is left alone.
+const BATCH: usize = 512 * 1024;
+/// Read from the pipe at once, in bytes.
+const READ: usize = 128 * 1024;
+/// Size asked for each pipe, in bytes: a whole stream buffer, so that the holder seldom waits for us.
+const PIPE: usize = 1024 * 1024;
+/// How long a bridge may take to be made.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause before output is asked for again that could not be stored.
+const STORAGE_RETRY: Duration = Duration::from_secs(1);
+/// Longest sleep. Timers stand still while the machine is suspended and deadlines do not, so they are looked at now and then.
+const LONGEST_SLEEP: Duration = Duration::from_mins(1);
+
+/// The sandbox has ended: reason, and whom to tell once every session's end is told.
+pub(super) type EndAll = (String, oneshot::Sender<()>);
+
+type Connecting = BoxFuture<'static, Result<Pipes, BridgeError>>;
+type Writing = BoxFuture<'static, Result<(Store, Done), JoinError>>;
+type Recorded = (CommandId, Result<(), RecordError>);
+
+enum Finish {
+    No,
+    /// What is left in the pipes was read; the logs are being written.
+    Draining(String),
+    /// Every session was told to end.
+    Ending,
+    Done,
+}
+
+pub(super) struct Channel {
+    pub(super) table: Table,
+    liveness: Liveness,
+    bridge: Arc<dyn Bridge>,
+    requests: mpsc::Receiver<Request>,
+    end_all: mpsc::Receiver<EndAll>,
+    health: watch::Sender<Health>,
+    attention: Arc<Notify>,
+    cancel: CancellationToken,
+    pipes: Option<(pipe::Receiver, pipe::Sender)>,
+    connecting: Option<Connecting>,
+    /// Nothing while a batch is being written.
+    store: Option<Store>,
+    writing: Option<Writing>,
+    recording: FuturesUnordered<BoxFuture<'static, Recorded>>,
+    /// When a new epoch asks again for the output that could not be stored.
+    storage_retry: Option<Duration>,
+    /// Why output cannot be stored.
+    log_full: Option<String>,
+    buffer: Vec<u8>,
+    events: Vec<Event>,
+    finish: Finish,
+    finished: Vec<oneshot::Sender<()>>,
+}
+
+/// What the task is made of.
+pub(super) struct Parts {
+    pub(super) table: Table,
+    pub(super) store: Store,
+    pub(super) bridge: Arc<dyn Bridge>,
+    pub(super) requests: mpsc::Receiver<Request>,
+    pub(super) end_all: mpsc::Receiver<EndAll>,
+    pub(super) health: watch::Sender<Health>,
+    pub(super) attention: Arc<Notify>,
+    pub(super) cancel: CancellationToken,
+}
+
+/// What woke the task.
+enum Woken {
+    Request(Request),
+    EndAll(EndAll),
+    Attention,
+    Readable,
+    Writable,
+    Logged(Result<(Store, Done), JoinError>),
+    Recorded(Recorded),
+    Connected(Result<Pipes, BridgeError>),
+    Timer,
+    Cancelled,
+}
+
+impl Channel {
+    pub(super) fn new(parts: Parts, pipes: Option<Pipes>) -> Self {
+        let now = clock::now();
+        let mut channel = Self {
+            table: parts.table,
+            liveness: Liveness::new(now.boot),
+            bridge: parts.bridge,
+            requests: parts.requests,
+            end_all: parts.end_all,
+            health: parts.health,
+            attention: parts.attention,
+            cancel: parts.cancel,
+            pipes: None,
+            connecting: None,
+            store: Some(parts.store),
+            writing: None,
+            recording: FuturesUnordered::new(),
+            storage_retry: None,
+            log_full: None,
+            buffer: vec![0; READ],
+            events: Vec::new(),
+            finish: Finish::No,
+            finished: Vec::new(),
+        };
+        if let Some(pipes) = pipes {
+            channel.take_pipes(pipes, true, now);
+        }
+        channel
+    }
+
+    pub(super) async fn run(mut self) {
+        loop {
+            let now = clock::now();
+            self.advance(now);
+            match self.wait(now).await {
+                Woken::Cancelled => break,
+                woken => self.on_woken(woken, clock::now()),
+            }
+        }
+        // A later agent, or a test, may open the same files: leave no write behind.
+        if let Some(writing) = self.writing.take() {
+            drop(writing.await);
+        }
+        while self.recording.next().await.is_some() {}
+    }
+
+    /// Everything that can be done without waiting.
+    fn advance(&mut self, now: Now) {
+        self.table.due(now, self.storage_retry.is_some());
+        let acts = self.liveness.due(now.boot, self.table.is_running());
+        for act in acts {
+            self.act(act, now);
+        }
+        if self.storage_retry.is_some_and(|at| at <= now.boot) {
+            self.storage_retry = None;
+            if self.table.epoch.is_open() {
+                self.act(Act::Hello, now);
+            }
+        }
+        self.start_batch();
+        self.finish(now);
+        self.start_batch();
+        self.start_records();
+        self.table.epoch.pump();
+        if self.table.epoch.take_asked() {
+            self.liveness.asked(now.boot);
+        }
+        self.flush(now);
+        self.show();
+    }
+
+    async fn wait(&mut self, now: Now) -> Woken {
+        let running = self.table.is_running();
+        let sleep = [
+            self.table.next_due(),
+            self.liveness.next(running),
+            self.storage_retry,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .map(|at| at.saturating_sub(now.boot).min(LONGEST_SLEEP));
+        let may_read = self.table.batch_bytes < BATCH;
+        let must_write = !self.table.epoch.outbox.is_empty();
+        let pipes = self.pipes.as_ref();
+        // Every arm is cancel safe: channels and notifications keep what was not taken, readiness is asked for again, and the
+        // futures of work in flight are owned by `self` and polled by reference.
+        tokio::select! {
+            () = self.cancel.cancelled() => Woken::Cancelled,
+            Some(request) = self.requests.recv() => Woken::Request(request),
+            Some(end) = self.end_all.recv() => Woken::EndAll(end),
+            () = self.attention.notified() => Woken::Attention,
+            () = readable(pipes), if may_read && pipes.is_some() => Woken::Readable,
+            () = writable(pipes), if must_write && pipes.is_some() => Woken::Writable,
+            Some(logged) = optional(&mut self.writing) => Woken::Logged(logged),
+            Some(recorded) = self.recording.next() => Woken::Recorded(recorded),
+            Some(connected) = optional(&mut self.connecting) => Woken::Connected(connected),
+            () = tokio::time::sleep(sleep.unwrap_or_default()), if sleep.is_some() => Woken::Timer,
+        }
+    }
+
+    fn on_woken(&mut self, woken: Woken, now: Now) {
+        match woken {
+            Woken::Request(request) => {
+                self.table.on_request(request, now);
+                // Those that came meanwhile: one turn of the loop for all.
+                for _ in 1..REQUESTS {
+                    let Ok(request) = self.requests.try_recv() else {
+                        break;
+                    };
+                    self.table.on_request(request, now);
+                }
+            }
+            Woken::EndAll((reason, reply)) => {
+                self.finished.push(reply);
+                if matches!(self.finish, Finish::No) {
+                    self.drain(now);
+                    self.lose_pipes();
+                    self.connecting = None;
+                    self.liveness.over();
+                    self.finish = Finish::Draining(reason);
+                }
+            }
+            Woken::Attention => self.table.watch(now),
+            Woken::Readable => {
+                // A full buffer means that there may be more: one wake for all of it.
+                while self.table.batch_bytes < BATCH && self.read(now) == READ {}
+            }
+            Woken::Logged(result) => {
+                self.writing = None;
+                self.on_logged(result, now);
+            }
+            Woken::Recorded((id, result)) => {
+                fault::point("session-recorded");
+                self.table.on_recorded(&id, result, now);
+            }
+            Woken::Connected(result) => {
+                self.connecting = None;
+                match result {
+                    Ok(pipes) => self.take_pipes(pipes, false, now),
+                    Err(error) => self.fail(super::chain(&error), now),
+                }
+            }
+            // What is due, and what can be written, is looked at in every turn.
+            Woken::Writable | Woken::Timer | Woken::Cancelled => {}
+        }
+    }
+
+    fn act(&mut self, act: Act, now: Now) {
+        match act {
+            Act::Ping => {
+                self.table.epoch.ping_if_open();
+            }
+            Act::Hello if self.pipes.is_some() => self.greet(false, false, now),
+            // The pipes broke meanwhile.
+            Act::Hello => self.fail("its pipes are closed".to_owned(), now),
+            Act::Wake => {
+                let bridge = Arc::clone(&self.bridge);
+                tokio::spawn(async move {
+                    match tokio::time::timeout(CONNECT_TIMEOUT, bridge.wake()).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => {
+                            tracing::debug!(error = %super::chain(&error), "cloche-init not woken");
+                        }
+                        Err(_) => tracing::debug!("cloche-init not woken in time"),
+                    }
+                });
+            }
+            Act::Bridge => {
+                let bridge = Arc::clone(&self.bridge);
+                self.connecting = Some(Box::pin(async move {
+                    tokio::time::timeout(CONNECT_TIMEOUT, bridge.connect())
+                        .await
+                        .unwrap_or_else(|elapsed| {
+                            Err(BridgeError {
+                                operation: "bridge to",
+                                source: elapsed.into(),
+                            })
+                        })
+                }));
+            }
+        }
+    }
+
+    fn take_pipes(&mut self, pipes: Pipes, donated: bool, now: Now) {
+        for end in [&pipes.from_guest, &pipes.to_guest] {
+            // A smaller pipe is only slower.
+            if let Err(error) = rustix::pipe::fcntl_setpipe_size(end, PIPE) {
+                tracing::debug!(%error, "pipe not enlarged");
+            }
+        }
+        let opened = pipe::Receiver::from_owned_fd(pipes.from_guest)
+            .and_then(|receiver| Ok((receiver, pipe::Sender::from_owned_fd(pipes.to_guest)?)));
+        match opened {
+            Ok(opened) => {
+                self.pipes = Some(opened);
+                self.greet(true, donated, now);
+            }
+            Err(error) => self.fail(format!("its pipes cannot be used: {error}"), now),
+        }
+    }
+
+    /// Opens an epoch.
+    fn greet(&mut self, new_pipes: bool, donated: bool, now: Now) {
+        let mut nonce = [0; NONCE];
+        match rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()) {
+            Ok(NONCE) => {
+                self.table.epoch.begin(nonce, new_pipes);
+                self.liveness.greeting(now.boot, donated);
+            }
+            // 16 bytes are never cut short once the kernel's pool is ready, which it was before this agent ran.
+            Ok(_) | Err(_) => self.fail("the kernel gave no random bytes".to_owned(), now),
+        }
+    }
+
+    fn fail(&mut self, why: String, now: Now) {
+        tracing::debug!(%why, "channel to cloche-init");
+        self.liveness.failed(now.boot);
+        self.table.unavailable = self.liveness.is_unavailable().then_some(why);
+    }
+
+    fn lose_pipes(&mut self) {
+        self.pipes = None;
+        self.table.epoch.close();
+    }
+
+    /// One read; how many bytes came. Less than [`READ`] where there is no more for now.
+    fn read(&mut self, now: Now) -> usize {
+        let Some((receiver, _)) = &self.pipes else {
+            return 0;
+        };
+        let count = match receiver.try_read(&mut self.buffer) {
+            Ok(0) => {
+                self.lose_pipes();
+                self.fail("it closed its end of the pipes".to_owned(), now);
+                return 0;
+            }
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return 0,
+            Err(error) => {
+                self.lose_pipes();
+                self.fail(format!("its pipe cannot be read: {error}"), now);
+                return 0;
+            }
+        };
+        let heard = self.table.epoch.heard();
+        let mut events = std::mem::take(&mut self.events);
+        self.table
+            .epoch
+            .on_bytes(&self.buffer[..count], &mut events);
+        for event in events.drain(..) {
+            self.on_event(event, now);
+        }
+        self.events = events;
+        if self.table.epoch.is_open() && self.table.epoch.heard() > heard {
+            self.liveness.heard(now.boot);
+        }
+        count
+    }
+
+    fn on_event(&mut self, event: Event, now: Now) {
+        match &event {
+            Event::Opened { .. } => {
+                self.liveness.opened(now.boot);
+                // It answered after all, on the pipes that there were.
+                self.connecting = None;
+                if !self.liveness.is_unavailable() {
+                    self.table.unavailable = None;
+                }
+                self.health.send_if_modified(|health| match health.link {
+                    Link::Connecting | Link::Unavailable { .. }
+                        if self.table.unavailable.is_none() =>
+                    {
+                        health.link = Link::Up;
+                        true
+                    }
+                    _ => false,
+                });
+            }
+            Event::SetupDone(error) => {
+                self.health.send_if_modified(|health| {
+                    let changed = health.setup.as_ref() != Some(error);
+                    health.setup = Some(error.clone());
+                    changed
+                });
+            }
+            Event::SpawnerKilled(message) => {
+                self.health.send_modify(|health| {
+                    health.link = Link::SpawnerKilled {
+                        message: message.clone(),
+                    };
+                });
+            }
+            Event::Broken(violation) => {
+                tracing::debug!(%violation, refused = self.table.epoch.refused(), "epoch broken");
+                for act in self.liveness.broken(now.boot) {
+                    self.act(act, now);
+                }
+                if self.liveness.is_unavailable() {
+                    self.table.unavailable = Some(format!("it breaks the protocol: {violation}"));
+                }
+            }
+            Event::Changed(_) | Event::Output(_) | Event::Pong(_) => {}
+        }
+        self.table.on_event(event, now);
+    }
+
+    fn flush(&mut self, now: Now) {
+        while !self.table.epoch.outbox.is_empty() {
+            let Some((_, sender)) = &self.pipes else {
+                return;
+            };
+            let outbox = &mut self.table.epoch.outbox;
+            match sender.try_write_vectored(&outbox.slices()) {
+                Ok(count) => outbox.advance(count),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    self.lose_pipes();
+                    self.fail(format!("its pipe cannot be written: {error}"), now);
+                    return;
+                }
+            }
+            self.table.epoch.pump();
+        }
+    }
+
+    fn start_batch(&mut self) {
+        if self.table.batch.is_empty() {
+            return;
+        }
+        if let Some(store) = self.store.take() {
+            self.table.batch_bytes = 0;
+            let batch = std::mem::take(&mut self.table.batch);
+            self.writing = Some(Box::pin(store.run(batch)));
+        }
+    }
+
+    fn on_logged(&mut self, result: Result<(Store, Done), JoinError>, now: Now) {
+        match result {
+            Ok((store, done)) => {
+                fault::point("session-output-written");
+                self.store = Some(store);
+                if let Some(error) = &done.error {
+                    self.storage_retry = Some(now.boot + STORAGE_RETRY);
+                    let error = super::chain(error);
+                    if self.log_full.is_none() {
+                        tracing::warn!(%error, "output cannot be stored; commands that print are blocked");
+                    }
+                    self.log_full = Some(error);
+                } else if !done.written.is_empty() {
+                    self.log_full = None;
+                }
+                self.table.on_logged(&done);
+            }
+            // A panic in the log writer is a bug. The task ends, and every handle says so.
+            Err(error) => {
+                tracing::error!(%error, "the log writer died");
+                self.cancel.cancel();
+            }
+        }
+    }
+
+    fn start_records(&mut self) {
+        for write in std::mem::take(&mut self.table.writes) {
+            fault::point("session-record");
+            self.recording.push(Box::pin(async move {
+                let id = write.id;
+                let result = tokio::task::spawn_blocking(move || {
+                    record::store(&write.directory, &write.bytes)
+                })
+                .await
+                .unwrap_or_else(|error| {
+                    Err(RecordError::Malformed {
+                        path: record::FILE.into(),
+                        what: format!("was not written: {error}"),
+                    })
+                });
+                (id, result)
+            }));
+        }
+    }
+
+    /// Reads what is left in the pipe of a sandbox that has ended. It holds no more than a pipe does.
+    fn drain(&mut self, now: Now) {
+        let mut drained = 0;
+        while drained < 2 * PIPE {
+            match self.read(now) {
+                0 => break,
+                count => drained += count,
+            }
+        }
+    }
+
+    /// The steps of the end, each once the one before is done.
+    fn finish(&mut self, now: Now) {
+        let written = self.table.batch.is_empty() && self.writing.is_none();
+        if let Finish::Draining(reason) = &self.finish
+            && written
+        {
+            let reason = reason.clone();
+            self.table.end_all(&reason, now);
+            self.finish = Finish::Ending;
+        }
+        if matches!(self.finish, Finish::Ending) && self.table.all_ended() {
+            self.finish = Finish::Done;
+            self.health.send_modify(|health| health.link = Link::Ended);
+        }
+        if matches!(self.finish, Finish::Done) {
+            for reply in self.finished.drain(..) {
+                // Whoever asked may have gone.
+                reply.send(()).unwrap_or_default();
+            }
+        }
+    }
+
+    /// Shows what became of the link and the storage of records.
+    fn show(&mut self) {
+        let unavailable = self.table.unavailable.as_ref();
+        let full = self.log_full.as_ref().or(self.table.record_full.as_ref());
+        self.health.send_if_modified(|health| {
+            let before = health.clone();
+            match (&health.link, unavailable) {
+                (Link::Connecting | Link::Up | Link::Unavailable { .. }, Some(why)) => {
+                    health.link = Link::Unavailable { why: why.clone() };
+                }
+                (Link::Unavailable { .. }, None) if self.table.epoch.is_open() => {
+                    health.link = Link::Up;
+                }
+                _ => {}
+            }
+            if health.storage_full.as_ref() != full {
+                health.storage_full = full.cloned();
+            }
+            *health != before
+        });
+    }
+}
+
+async fn readable(pipes: Option<&(pipe::Receiver, pipe::Sender)>) {
+    if let Some((receiver, _)) = pipes {
+        // An error shows again when it is read.
+        drop(receiver.readable().await);
+    }
+}
+
+async fn writable(pipes: Option<&(pipe::Receiver, pipe::Sender)>) {
+    if let Some((_, sender)) = pipes {
+        drop(sender.writable().await);
+    }
+}
+
+/// The outcome of work that may be in flight. It stays where it is until it is done; the caller then takes it away.
+async fn optional<T>(work: &mut Option<BoxFuture<'static, T>>) -> Option<T> {
+    match work {
+        Some(work) => Some(work.await),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "channel_tests.rs"]
+mod tests;

@@ -1,0 +1,523 @@
+//! The task against a simulated holder over real pipes and real files.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use cloche_proto::frame::{self, SessionSpec, UpKind};
+use futures::FutureExt;
+use nix::unistd::pipe;
+
+use super::super::log::Caps;
+use super::super::simulation::Holder;
+use super::super::{
+    Chunk, CommandId, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
+};
+use super::*;
+
+/// A sandbox: its holder on a thread of its own per pair of pipes.
+#[derive(Clone, Default)]
+struct Sandbox {
+    holder: Arc<Mutex<Holder>>,
+    /// Told to each pipe thread's writer when there may be something to write.
+    changed: Arc<std::sync::Condvar>,
+    /// The newest pair; older ones are dead.
+    pair: Arc<AtomicUsize>,
+    wakes: Arc<AtomicUsize>,
+    /// The holder is stopped: it reads and writes nothing.
+    stopped: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Sandbox {
+    fn pipes(&self) -> Pipes {
+        let (down_read, down_write) = pipe().unwrap();
+        let (up_read, up_write) = pipe().unwrap();
+        let mine = {
+            let mut holder = self.holder.lock().unwrap();
+            holder.new_pipes();
+            self.pair.fetch_add(1, Ordering::SeqCst) + 1
+        };
+        let (this, mut down) = (self.clone(), std::fs::File::from(down_read));
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 64 * 1024];
+            while let Ok(count @ 1..) = down.read(&mut buffer) {
+                let mut holder = this.wait(|_| !this.stopped.load(Ordering::SeqCst));
+                if this.pair.load(Ordering::SeqCst) != mine {
+                    return;
+                }
+                holder.on_bytes(&buffer[..count]);
+                this.changed.notify_all();
+            }
+            // The agent closed its end.
+            drop(this.holder.lock().unwrap());
+            this.changed.notify_all();
+        });
+        let (this, mut up) = (self.clone(), std::fs::File::from(up_write));
+        std::thread::spawn(move || {
+            loop {
+                let mut holder = this.wait(|holder| {
+                    this.pair.load(Ordering::SeqCst) != mine
+                        || (!holder.out.is_empty() && !this.stopped.load(Ordering::SeqCst))
+                });
+                if this.pair.load(Ordering::SeqCst) != mine {
+                    return;
+                }
+                let count = holder.out.len().min(50_000);
+                let bytes: Vec<u8> = holder.out.drain(..count).collect();
+                drop(holder);
+                if up.write_all(&bytes).is_err() {
+                    return;
+                }
+            }
+        });
+        Pipes {
+            from_guest: up_read,
+            to_guest: down_write,
+        }
+    }
+
+    fn wait(&self, ready: impl Fn(&Holder) -> bool) -> std::sync::MutexGuard<'_, Holder> {
+        let mut holder = self.holder.lock().unwrap();
+        while !ready(&holder) {
+            holder = self.changed.wait(holder).unwrap();
+        }
+        holder
+    }
+
+    /// Does something as the holder.
+    fn act<T>(&self, act: impl FnOnce(&mut Holder) -> T) -> T {
+        let result = act(&mut self.holder.lock().unwrap());
+        self.changed.notify_all();
+        result
+    }
+
+    /// Prints everything, as the buffer becomes free.
+    async fn print(&self, id: &str, stream: usize, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = &rest[self.act(|holder| holder.print(id, stream, rest))..];
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Ends every pipe, as the sentry's death does.
+    fn die(&self) {
+        self.pair.fetch_add(1, Ordering::SeqCst);
+        drop(self.holder.lock().unwrap());
+        self.changed.notify_all();
+    }
+}
+
+impl Bridge for Sandbox {
+    fn connect(&self) -> BoxFuture<'_, Result<Pipes, BridgeError>> {
+        async { Ok(self.pipes()) }.boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), BridgeError>> {
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+        self.stopped.store(false, Ordering::SeqCst);
+        drop(self.holder.lock().unwrap());
+        self.changed.notify_all();
+        async { Ok(()) }.boxed()
+    }
+}
+
+async fn open(directory: &Path, sandbox: &Sandbox, donated: bool) -> (Sessions, CancellationToken) {
+    let cancel = CancellationToken::new();
+    let pipes = donated.then(|| sandbox.pipes());
+    let caps = Caps {
+        session: 8 << 20,
+        sandbox: 16 << 20,
+        piece: 1 << 20,
+    };
+    let sessions = Sessions::open_with(
+        directory,
+        pipes,
+        Arc::new(sandbox.clone()),
+        frame::Setup::default(),
+        cancel.clone(),
+        caps,
+    )
+    .await
+    .unwrap();
+    (sessions, cancel)
+}
+
+fn id(name: &str) -> CommandId {
+    CommandId::parse(name).unwrap()
+}
+
+fn new() -> NewSession {
+    NewSession {
+        spec: SessionSpec {
+            argv: vec![b"true".to_vec()],
+            stdin: true,
+            ..SessionSpec::default()
+        },
+        kill_on_detach: None,
+    }
+}
+
+/// Waits until the holder has begun `id`.
+async fn begun(sandbox: &Sandbox, id: &str) {
+    within(async {
+        while !sandbox.act(|holder| holder.commands.contains_key(id)) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_mins(1), work)
+        .await
+        .expect("done within a minute")
+}
+
+/// All that a reader yields, gaps as their lengths.
+async fn read_all(session: &Session, stream: Stream, until: Until) -> (Vec<u8>, u64) {
+    let mut reader = session.read(stream, 0, until);
+    let (mut bytes, mut lost) = (Vec::new(), 0);
+    loop {
+        match within(reader.next()).await.unwrap() {
+            Chunk::Output {
+                offset,
+                bytes: more,
+            } => {
+                assert_eq!(offset, bytes.len() as u64 + lost);
+                bytes.extend(more);
+            }
+            Chunk::Gap { offset, end } => lost += end - offset,
+            Chunk::End { offset } => {
+                assert_eq!(offset, bytes.len() as u64 + lost);
+                return (bytes, lost);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_from_create_to_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, created) = sessions.create(id("a"), new()).await.unwrap();
+    assert!(created);
+    assert!(!sessions.create(id("a"), new()).await.unwrap().1);
+    begun(&sandbox, "a").await;
+    sandbox.print("a", 0, b"out").await;
+    sandbox.print("a", 1, b"err").await;
+    let mut live = session.read(Stream::Stdout, 0, Until::Exit);
+    assert_eq!(
+        within(live.next()).await.unwrap(),
+        Chunk::Output {
+            offset: 0,
+            bytes: Bytes::from_static(b"out")
+        }
+    );
+    assert_eq!(
+        within(session.stdin(0, Bytes::from_static(b"in"), true))
+            .await
+            .unwrap(),
+        2
+    );
+    within(
+        session
+            .state()
+            .wait_for(|state| state.stdin.is_some_and(|stdin| stdin.taken == 2)),
+    )
+    .await
+    .unwrap();
+    sandbox.act(|holder| {
+        holder.exit("a", 7, false);
+        // A background child goes on.
+        holder.print("a", 0, b" later");
+    });
+    let ended = within(session.ended()).await.unwrap();
+    assert!(matches!(ended.outcome, Outcome::Exited { code: 7, .. }));
+    assert_eq!(within(live.next()).await.unwrap(), Chunk::End { offset: 3 });
+    assert_eq!(
+        read_all(&session, Stream::Stderr, Until::Exit).await.0,
+        b"err"
+    );
+    sandbox.act(|holder| holder.exit("a", 7, true));
+    assert_eq!(
+        read_all(&session, Stream::Stdout, Until::Closed).await.0,
+        b"out later"
+    );
+    assert!(matches!(
+        session.signal(15).await,
+        Err(SessionError::Ended { .. })
+    ));
+    assert!(matches!(
+        sessions.get(&id("b")).await,
+        Err(SessionError::NotFound { .. })
+    ));
+    assert_eq!(sessions.list().await.unwrap().len(), 1);
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_agent_goes_on_where_the_log_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let text: Vec<u8> = (0..200_000)
+        .flat_map(|n| format!("{n}\n").into_bytes())
+        .collect();
+    let mut pieces = text.chunks(text.len() / 10 + 1);
+    let mut donated = true;
+    loop {
+        let (sessions, cancel) = open(dir.path(), &sandbox, donated).await;
+        donated = false;
+        let (session, _) = within(sessions.create(id("a"), new())).await.unwrap();
+        begun(&sandbox, "a").await;
+        let Some(piece) = pieces.next() else {
+            sandbox.act(|holder| holder.exit("a", 0, true));
+            let (bytes, lost) = read_all(&session, Stream::Stdout, Until::Exit).await;
+            assert!(bytes == text && lost == 0);
+            cancel.cancel();
+            break;
+        };
+        // Stopped in the midst of it, wherever it is.
+        let printing = {
+            let (sandbox, piece) = (sandbox.clone(), piece.to_vec());
+            tokio::spawn(async move { sandbox.print("a", 0, &piece).await })
+        };
+        let mut reader = session.read(Stream::Stdout, 0, Until::Exit);
+        within(reader.next()).await.unwrap();
+        cancel.cancel();
+        drop(sessions);
+        // The task has ended once its side of the requests is gone.
+        within(session.requests().closed()).await;
+        let printing = within(printing);
+        let (sessions, cancel) = open(dir.path(), &sandbox, false).await;
+        printing.await.unwrap();
+        cancel.cancel();
+        let session = sessions.get(&id("a")).await;
+        drop(sessions);
+        if let Ok(session) = session {
+            within(session.requests().closed()).await;
+        }
+    }
+    assert_eq!(sandbox.act(|holder| holder.begun["a"]), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_is_capped_and_its_reader_sees_true_offsets() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, _) = sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    let line = vec![b'x'; 1 << 20];
+    for _ in 0..24 {
+        sandbox.print("a", 0, &line).await;
+    }
+    sandbox.act(|holder| holder.exit("a", 0, true));
+    within(session.ended()).await.unwrap();
+    let (bytes, lost) = read_all(&session, Stream::Stdout, Until::Exit).await;
+    assert_eq!(bytes.len() as u64 + lost, 24 << 20);
+    assert!(
+        bytes.len() <= 8 << 20 && bytes.len() >= 6 << 20,
+        "{} kept",
+        bytes.len()
+    );
+    assert!(
+        bytes.iter().all(|byte| *byte == b'x'),
+        "a hole was read as output"
+    );
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_holder_is_woken() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let mut health = sessions.health();
+    within(health.wait_for(|health| health.link == Link::Up))
+        .await
+        .unwrap();
+    sandbox.stopped.store(true, Ordering::SeqCst);
+    let (session, _) = sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    assert_eq!(sandbox.wakes.load(Ordering::SeqCst), 1);
+    sandbox.act(|holder| holder.exit("a", 0, true));
+    within(session.ended()).await.unwrap();
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sandbox_s_end_takes_what_the_pipe_still_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (a, _) = sessions.create(id("a"), new()).await.unwrap();
+    let (b, _) = sessions.create(id("b"), new()).await.unwrap();
+    begun(&sandbox, "b").await;
+    sandbox.print("a", 0, b"last words").await;
+    sandbox.act(|holder| holder.exit("a", 3, false));
+    within(async {
+        while !sandbox.act(|holder| holder.out.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // The last write may be under way in the holder's thread: the pipe closes behind it.
+    within(a.ended()).await.unwrap();
+    sandbox.die();
+    within(sessions.end_all("MemoryLimit")).await.unwrap();
+    within(sessions.end_all("again")).await.unwrap();
+    let ended = within(b.ended()).await.unwrap();
+    assert_eq!(
+        ended.outcome,
+        Outcome::SandboxEnded {
+            reason: "MemoryLimit".to_owned()
+        }
+    );
+    assert!(matches!(
+        a.ended().await.unwrap().outcome,
+        Outcome::Exited { code: 3, .. }
+    ));
+    assert_eq!(
+        read_all(&a, Stream::Stdout, Until::Closed).await.0,
+        b"last words"
+    );
+    assert!(matches!(
+        sessions.create(id("c"), new()).await,
+        Err(SessionError::SandboxEnded { .. })
+    ));
+    assert_eq!(sessions.health().borrow().link, Link::Ended);
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spawner_that_was_killed_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let mut health = sessions.health();
+    within(health.wait_for(|health| health.link == Link::Up))
+        .await
+        .unwrap();
+    sandbox.act(|holder| {
+        holder.send(UpKind::Fault(frame::Fault {
+            kind: frame::FaultKind::SpawnerKilled as i32,
+            message: "init was killed\nfrom inside".to_owned(),
+        }));
+    });
+    let seen = within(health.wait_for(|health| matches!(health.link, Link::SpawnerKilled { .. })))
+        .await
+        .unwrap()
+        .link
+        .clone();
+    assert_eq!(
+        seen,
+        Link::SpawnerKilled {
+            message: "init was killed from inside".to_owned()
+        }
+    );
+    assert_eq!(health.borrow().setup.as_deref(), Some(""));
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_babbles_is_given_up_on_for_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let mut health = sessions.health();
+    let babble = sandbox.clone();
+    let (stop, stopped) = (CancellationToken::new(), CancellationToken::new());
+    let until = stop.clone();
+    let done = stopped.clone();
+    tokio::spawn(async move {
+        while !until.is_cancelled() {
+            babble.act(|holder| {
+                if holder.out.len() < 1000 {
+                    holder.out.extend([0xff; 5000]);
+                }
+            });
+            tokio::task::yield_now().await;
+        }
+        done.cancel();
+    });
+    within(health.wait_for(|health| matches!(health.link, Link::Unavailable { .. })))
+        .await
+        .unwrap();
+    assert!(matches!(
+        sessions.create(id("a"), new()).await,
+        Err(SessionError::Unavailable { .. })
+    ));
+    stop.cancel();
+    stopped.cancelled().await;
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_attached_for_too_long_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, _) = sessions
+        .create(
+            id("a"),
+            NewSession {
+                kill_on_detach: Some(Duration::from_millis(50)),
+                ..new()
+            },
+        )
+        .await
+        .unwrap();
+    let (first, second) = (session.attach(), session.attach());
+    begun(&sandbox, "a").await;
+    drop(first);
+    assert!(sandbox.act(|holder| holder.commands["a"].signals.is_empty()));
+    drop(second);
+    within(async {
+        while sandbox.act(|holder| holder.commands["a"].signals.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let tree = frame::SignalScope::Tree as i32;
+    assert_eq!(
+        sandbox.act(|holder| holder.commands["a"].signals.clone()),
+        [(9, tree)]
+    );
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stdin_flows_as_it_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, _) = sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    let bytes: Vec<u8> = (0..5_000_000u32)
+        .map(|n| n.to_le_bytes()[n as usize % 3])
+        .collect();
+    let writer = {
+        let (session, bytes) = (session.clone(), Bytes::from(bytes.clone()));
+        tokio::spawn(async move { session.stdin(0, bytes, true).await })
+    };
+    within(async {
+        while !writer.is_finished() {
+            sandbox.act(|holder| holder.drain_stdin("a"));
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(writer.await.unwrap().unwrap(), bytes.len() as u64);
+    within(async {
+        while !sandbox.act(|holder| holder.drain_stdin_end("a")) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(sandbox.act(|holder| holder.commands["a"].stdin == bytes));
+    cancel.cancel();
+}

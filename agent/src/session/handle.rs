@@ -1,0 +1,383 @@
+//! What drivers and the api hold: [`Sessions`] of a sandbox, and each [`Session`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use cloche_proto::frame::{self, MAX_STREAM_BUFFER};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::bridge::{Bridge, Pipes};
+use super::channel::{Channel, EndAll, Parts, REQUESTS};
+use super::error::SessionError;
+use super::identity::{CommandId, Stream};
+use super::log::{Caps, Store, Tails};
+use super::reader::{OutputReader, Until};
+use super::record::Record;
+use super::request::{NewSession, Request};
+use super::state::{Ended, Health, Outcome, SessionState};
+use super::table::{Found, Shared, Table};
+use crate::clock;
+
+/// Bytes of stdin handed to the channel at once.
+const STDIN_PIECE: usize = 256 * 1024;
+
+/// The sessions of one sandbox. Cheap to clone; the channel's task goes on when all clones are dropped, until cancelled.
+#[derive(Clone, Debug)]
+pub struct Sessions {
+    requests: mpsc::Sender<Request>,
+    end_all: mpsc::Sender<EndAll>,
+    health: watch::Receiver<Health>,
+}
+
+impl Sessions {
+    /// Loads what an earlier agent left in `directory` (`sessions` of the sandbox; made where it is missing) and starts the
+    /// channel's task, which lives until `cancel`. `pipes` are those donated at the sandbox's start; after a restart of the
+    /// agent there are none, and `bridge` gets new ones.
+    pub async fn open(
+        directory: &Path,
+        pipes: Option<Pipes>,
+        bridge: Arc<dyn Bridge>,
+        setup: frame::Setup,
+        cancel: CancellationToken,
+    ) -> Result<Self, SessionError> {
+        Self::open_with(directory, pipes, bridge, setup, cancel, Caps::default()).await
+    }
+
+    pub(super) async fn open_with(
+        directory: &Path,
+        pipes: Option<Pipes>,
+        bridge: Arc<dyn Bridge>,
+        setup: frame::Setup,
+        cancel: CancellationToken,
+        caps: Caps,
+    ) -> Result<Self, SessionError> {
+        let directory = directory.to_owned();
+        let (loaded, directory) =
+            tokio::task::spawn_blocking(move || (load(&directory), directory))
+                .await
+                .map_err(|_| SessionError::ShuttingDown)?;
+        let now = clock::now();
+        let attention = Arc::new(Notify::new());
+        let mut table = Table::new(directory, setup, Arc::clone(&attention));
+        let mut store = Store::new(caps);
+        for (record, tails) in loaded? {
+            let tails = Arc::new(tails);
+            store.add(record.id.clone(), Arc::clone(&tails));
+            table.load(record, tails, now);
+        }
+        let (request_sender, requests) = mpsc::channel(REQUESTS);
+        let (end_sender, end_all) = mpsc::channel(1);
+        let (health, health_receiver) = watch::channel(Health::default());
+        let parts = Parts {
+            table,
+            store,
+            bridge,
+            requests,
+            end_all,
+            health,
+            attention,
+            cancel,
+        };
+        tokio::spawn(Channel::new(parts, pipes).run());
+        Ok(Self {
+            requests: request_sender,
+            end_all: end_sender,
+            health: health_receiver,
+        })
+    }
+
+    /// Gets the session `id` or creates it; whether it was created. Returns once its record is on disk and the command is on its
+    /// way to the sandbox: that it could not be started is told by its end (127, 126).
+    ///
+    /// Dropping the future does not take the request back.
+    pub async fn create(
+        &self,
+        id: CommandId,
+        new: NewSession,
+    ) -> Result<(Session, bool), SessionError> {
+        let found = self
+            .ask(|reply| Request::Create { id, new, reply })
+            .await??;
+        let created = found.created;
+        Ok((self.session(found), created))
+    }
+
+    /// The session `id`, running or ended.
+    pub async fn get(&self, id: &CommandId) -> Result<Session, SessionError> {
+        let id = id.clone();
+        let found = self.ask(|reply| Request::Get { id, reply }).await??;
+        Ok(self.session(found))
+    }
+
+    /// All sessions, running and ended, ordered by id.
+    pub async fn list(&self) -> Result<Vec<Session>, SessionError> {
+        let found = self.ask(|reply| Request::List { reply }).await?;
+        Ok(found.into_iter().map(|found| self.session(found)).collect())
+    }
+
+    /// Whether init answers, and output can be stored.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.health.clone()
+    }
+
+    /// The sandbox has ended by `reason`: takes what the pipes still hold, then ends every session that has not ended.
+    /// Returns once all ends are told. Output and ends can still be read; nothing can be created. Idempotent.
+    pub async fn end_all(&self, reason: &str) -> Result<(), SessionError> {
+        let (reply, done) = oneshot::channel();
+        self.end_all
+            .send((reason.to_owned(), reply))
+            .await
+            .map_err(|_| SessionError::ShuttingDown)?;
+        done.await.map_err(|_| SessionError::ShuttingDown)
+    }
+
+    fn session(&self, found: Found) -> Session {
+        Session {
+            shared: found.shared,
+            state: found.state,
+            requests: self.requests.clone(),
+        }
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> Request,
+    ) -> Result<T, SessionError> {
+        ask(&self.requests, request).await
+    }
+}
+
+async fn ask<T>(
+    requests: &mpsc::Sender<Request>,
+    request: impl FnOnce(oneshot::Sender<T>) -> Request,
+) -> Result<T, SessionError> {
+    let (reply, answer) = oneshot::channel();
+    requests
+        .send(request(reply))
+        .await
+        .map_err(|_| SessionError::ShuttingDown)?;
+    answer.await.map_err(|_| SessionError::ShuttingDown)
+}
+
+/// One session of a sandbox.
+#[derive(Clone, Debug)]
+pub struct Session {
+    shared: Arc<Shared>,
+    state: watch::Receiver<SessionState>,
+    requests: mpsc::Sender<Request>,
+}
+
+impl Session {
+    /// Its id.
+    pub fn id(&self) -> &CommandId {
+        &self.shared.id
+    }
+
+    /// Whether it has a terminal.
+    pub fn has_terminal(&self) -> bool {
+        self.shared.terminal
+    }
+
+    /// Its state, and every later one.
+    pub fn state(&self) -> watch::Receiver<SessionState> {
+        self.state.clone()
+    }
+
+    /// Waits for its end. All output of the command itself may not be in the log yet: an [`OutputReader`] waits for that.
+    pub async fn ended(&self) -> Result<Arc<Ended>, SessionError> {
+        let mut state = self.state.clone();
+        let state = state
+            .wait_for(|state| state.ended.is_some())
+            .await
+            .map_err(|_| SessionError::ShuttingDown)?;
+        state.ended.clone().ok_or(SessionError::ShuttingDown)
+    }
+
+    /// Counts as a client until the guard is dropped.
+    pub fn attach(&self) -> Attachment {
+        self.shared.attached.fetch_add(1, Ordering::AcqRel);
+        self.shared.attention.notify_one();
+        Attachment(Arc::clone(&self.shared))
+    }
+
+    /// Reads `stream` from `offset` on.
+    pub fn read(&self, stream: Stream, offset: u64, until: Until) -> OutputReader {
+        OutputReader::new(
+            Arc::clone(&self.shared.tails),
+            self.state.clone(),
+            stream,
+            offset,
+            until,
+        )
+    }
+
+    /// The offsets of `stream` that are kept: the first, and the one after the last.
+    pub fn kept(&self, stream: Stream) -> (u64, u64) {
+        let span = *self.shared.tails.tail(stream).span.borrow();
+        (span.head, span.length)
+    }
+
+    /// Sends stdin: `bytes` that begin at `offset`, then the end where `end` is set. Returns once the agent took all of it,
+    /// which it does as the sandbox takes what came before (1 MiB is on the way at most); the bytes are safe once
+    /// [`StdinState::taken`](super::StdinState) has passed them. Repeats are skipped. Cancel safe: go on at
+    /// [`StdinState::accepted`](super::StdinState).
+    pub async fn stdin(&self, offset: u64, bytes: Bytes, end: bool) -> Result<u64, SessionError> {
+        let mut state = self.state.clone();
+        let mut offset = offset;
+        let mut rest = bytes;
+        loop {
+            // Also waits for what is not known yet after a restart of the agent.
+            let seen = state
+                .wait_for(|state| {
+                    state.ended.is_some()
+                        || state.stdin.is_some_and(|stdin| {
+                            stdin.closed || stdin.accepted - stdin.taken < MAX_STREAM_BUFFER as u64
+                        })
+                })
+                .await
+                .map_err(|_| SessionError::ShuttingDown)?
+                .ended
+                .is_some();
+            if seen {
+                return Err(SessionError::Ended {
+                    id: self.id().clone(),
+                });
+            }
+            let piece = rest.slice(..rest.len().min(STDIN_PIECE));
+            let last = piece.len() == rest.len();
+            let (id, bytes) = (self.id().clone(), piece.clone());
+            let accepted = ask(&self.requests, |reply| Request::Stdin {
+                id,
+                offset,
+                bytes,
+                end: end && last,
+                reply,
+            })
+            .await??;
+            // What it had before is skipped, as far as this piece goes.
+            let taken = usize::try_from(accepted.saturating_sub(offset))
+                .unwrap_or(usize::MAX)
+                .min(piece.len());
+            offset += taken as u64;
+            rest = rest.slice(taken..);
+            if rest.is_empty() {
+                return Ok(accepted);
+            }
+        }
+    }
+
+    /// Sends a signal, 1 to 64, as a key press would: to the foreground process group of its terminal; without one, to the
+    /// command's process group. An error tells that it was not sent; one that is sent is lost if the channel breaks.
+    pub async fn signal(&self, signal: i32) -> Result<(), SessionError> {
+        if !(1..=64).contains(&signal) {
+            return Err(SessionError::BadSignal { signal });
+        }
+        let id = self.id().clone();
+        ask(&self.requests, |reply| Request::Signal {
+            id,
+            signal,
+            scope: frame::SignalScope::Foreground,
+            reply,
+        })
+        .await?
+    }
+
+    /// Sends SIGTERM to the command itself, not to its children: what it is asked to do is its own to pass on.
+    pub async fn terminate(&self) -> Result<(), SessionError> {
+        let id = self.id().clone();
+        let (signal, scope) = (nix::libc::SIGTERM, frame::SignalScope::Leader);
+        ask(&self.requests, |reply| Request::Signal {
+            id,
+            signal,
+            scope,
+            reply,
+        })
+        .await?
+    }
+
+    /// Sets the size of its terminal.
+    pub async fn resize(&self, size: frame::TerminalSize) -> Result<(), SessionError> {
+        if !self.has_terminal() {
+            return Err(SessionError::NoTerminal {
+                id: self.id().clone(),
+            });
+        }
+        let id = self.id().clone();
+        ask(&self.requests, |reply| Request::Resize { id, size, reply }).await?
+    }
+
+    /// Kills its whole tree, also what called setsid. Holds through breaks of the channel; its end tells when it is done.
+    pub async fn kill(&self) -> Result<(), SessionError> {
+        let id = self.id().clone();
+        ask(&self.requests, |reply| Request::Kill { id, reply }).await?
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// The way to the task, to wait for its end.
+    pub(super) fn requests(&self) -> &mpsc::Sender<Request> {
+        &self.requests
+    }
+}
+
+/// Counts as one client of a session while it lives.
+#[derive(Debug)]
+pub struct Attachment(Arc<Shared>);
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.0.attached.fetch_sub(1, Ordering::AcqRel);
+        self.0.attention.notify_one();
+    }
+}
+
+/// What is on disk. A directory without a record is of a session that nobody was told of, and is removed.
+fn load(directory: &Path) -> Result<Vec<(Record, Tails)>, SessionError> {
+    let fail = |source| SessionError::Directory {
+        path: directory.to_owned(),
+        source,
+    };
+    std::fs::create_dir_all(directory).map_err(fail)?;
+    let mut loaded = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let name = entry.file_name();
+        let Some(Ok(id)) = name.to_str().map(CommandId::parse) else {
+            tracing::warn!(path = %entry.path().display(), "not a session; left alone");
+            continue;
+        };
+        let record = match Record::load(&entry.path(), &id) {
+            Ok(Some(record)) => record,
+            Ok(None) => {
+                std::fs::remove_dir_all(entry.path()).map_err(fail)?;
+                continue;
+            }
+            Err(error) => unreadable(id, &error),
+        };
+        loaded.push((record, Tails::load(&entry.path())?));
+    }
+    Ok(loaded)
+}
+
+/// A record that cannot be read may be of a command that runs. It is never run again, and its end says what is wrong.
+fn unreadable(id: CommandId, error: &super::record::RecordError) -> Record {
+    let message = super::chain(error);
+    tracing::error!(command = %id, error = %message, "session lost");
+    let now = clock::now();
+    Record {
+        id,
+        spec: Arc::default(),
+        created: now,
+        kill_on_detach: None,
+        ended: Some(Arc::new(Ended {
+            outcome: Outcome::Lost { message },
+            at: now,
+            stdout: 0,
+            stderr: 0,
+        })),
+    }
+}

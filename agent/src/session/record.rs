@@ -1,0 +1,281 @@
+//! Session records: `sessions/<command id>/record.json`.
+//!
+//! Written before the sandbox is told to create the session, and once more with its end before anyone is told of it: so after a
+//! restart of the agent it is known what may have begun, and an end that was told stays as it was told.
+//!
+//! A record is renamed into place but not synced. It need not outlive the node's kernel, because the sessions do not; and a
+//! sync would cost each command more than everything else together.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cloche_proto::frame::{MAX_FRAME, SessionSpec};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+
+use super::identity::CommandId;
+use super::state::Ended;
+use crate::clock::Now;
+
+pub(super) const FILE: &str = "record.json";
+const TEMPORARY: &str = "record.json.new";
+const VERSION: u32 = 1;
+/// Longest record that is read, in bytes: the longest spec in hexadecimal, and room for the rest.
+const MAX_RECORD: u64 = 2 * MAX_FRAME as u64 + 64 * 1024;
+
+/// A record that could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The file system refused.
+    #[error("{operation} session record {path}")]
+    File {
+        /// `write`, `read`.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It holds something else.
+    #[error("session record {path} {what}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// All that must outlive the agent about one session.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Record {
+    pub(super) id: CommandId,
+    pub(super) spec: Arc<SessionSpec>,
+    pub(super) created: Now,
+    pub(super) kill_on_detach: Option<Duration>,
+    pub(super) ended: Option<Arc<Ended>>,
+}
+
+/// As it is on disk. A field is added with a default; a change of meaning raises the version.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Stored {
+    version: u32,
+    command_id: String,
+    /// The protobuf message in hexadecimal: it is opaque to the agent, and arguments need not be text.
+    spec: String,
+    created_at: Now,
+    #[serde(default)]
+    kill_on_detach_ms: Option<u64>,
+    #[serde(default)]
+    ended: Option<Ended>,
+}
+
+impl Record {
+    /// Takes the end over. What to run is not needed any more, and may be long.
+    pub(super) fn end(&mut self, ended: Arc<Ended>) {
+        self.ended = Some(ended);
+        self.spec = Arc::new(SessionSpec {
+            timeout_ms: self.spec.timeout_ms,
+            terminal: self.spec.terminal,
+            ..SessionSpec::default()
+        });
+    }
+
+    /// When the command's timeout is over, by the boot clock.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        (self.spec.timeout_ms > 0).then(|| {
+            self.created
+                .boot
+                .saturating_add(Duration::from_millis(self.spec.timeout_ms))
+        })
+    }
+
+    /// The bytes to store.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        let stored = Stored {
+            version: VERSION,
+            command_id: self.id.to_string(),
+            spec: to_hex(&self.spec.encode_to_vec()),
+            created_at: self.created,
+            kill_on_detach_ms: self
+                .kill_on_detach
+                .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            ended: self.ended.as_deref().cloned(),
+        };
+        serde_json::to_vec(&stored).map_err(|error| RecordError::Malformed {
+            path: FILE.into(),
+            what: format!("cannot be encoded: {error}"),
+        })
+    }
+
+    /// Reads the record in `directory`, which must be of session `id`. Nothing where there is none: the agent was killed
+    /// before it told anyone of the session.
+    pub(super) fn load(directory: &Path, id: &CommandId) -> Result<Option<Self>, RecordError> {
+        let path = directory.join(FILE);
+        let bytes = match read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => {
+                return Err(RecordError::File {
+                    operation: "read",
+                    path,
+                    source,
+                });
+            }
+        };
+        match Self::decode(&bytes) {
+            Ok(record) if record.id == *id => Ok(Some(record)),
+            Ok(record) => Err(RecordError::Malformed {
+                what: format!("is of session {}", record.id),
+                path,
+            }),
+            Err(what) => Err(RecordError::Malformed { path, what }),
+        }
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let stored: Stored = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if stored.version != VERSION {
+            return Err(format!(
+                "has version {}; this agent knows {VERSION}",
+                stored.version
+            ));
+        }
+        let spec = from_hex(&stored.spec).ok_or("holds a spec that is not hexadecimal")?;
+        Ok(Self {
+            id: CommandId::parse(&stored.command_id).map_err(|error| error.to_string())?,
+            spec: Arc::new(
+                SessionSpec::decode(spec.as_slice()).map_err(|error| error.to_string())?,
+            ),
+            created: stored.created_at,
+            kill_on_detach: stored.kill_on_detach_ms.map(Duration::from_millis),
+            ended: stored.ended.map(Arc::new),
+        })
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    use io::Read;
+    let mut bytes = Vec::new();
+    fs::File::open(path)?
+        .take(MAX_RECORD)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Stores an encoded record in `directory`, made where it is missing: seen whole or not at all. Blocking, some 0.1 ms.
+pub(super) fn store(directory: &Path, bytes: &[u8]) -> Result<(), RecordError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let path = directory.join(FILE);
+    let put = || {
+        match fs::DirBuilder::new().mode(0o700).create(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Err(_) | Ok(()) => {}
+        }
+        let temporary = directory.join(TEMPORARY);
+        fs::write(&temporary, bytes)?;
+        fs::rename(&temporary, &path)
+    };
+    put().map_err(|source| RecordError::File {
+        operation: "write",
+        path: path.clone(),
+        source,
+    })
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|nibble| char::from(DIGITS[usize::from(nibble)]))
+        .collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let nibble = |byte: u8| char::from(byte).to_digit(16);
+    if !text.len().is_multiple_of(2) {
+        return None;
+    }
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| {
+            let value = nibble(pair[0])? << 4 | nibble(pair[1])?;
+            u8::try_from(value).ok()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::Outcome;
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            id: CommandId::parse("build-1").unwrap(),
+            spec: Arc::new(SessionSpec {
+                argv: vec![b"echo".to_vec(), vec![0xff, 0, 0x7f]],
+                timeout_ms: 1500,
+                ..SessionSpec::default()
+            }),
+            created: Now {
+                boot: Duration::from_secs(100),
+                wall: jiff::Timestamp::UNIX_EPOCH,
+            },
+            kill_on_detach: Some(Duration::from_secs(3)),
+            ended: None,
+        }
+    }
+
+    #[test]
+    fn is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record();
+        let at = record.id.directory(dir.path());
+        assert_eq!(Record::load(&at, &record.id).unwrap(), None);
+        store(&at, &record.encode().unwrap()).unwrap();
+        assert_eq!(
+            Record::load(&at, &record.id).unwrap().as_ref(),
+            Some(&record)
+        );
+        record.end(Arc::new(Ended {
+            outcome: Outcome::Exited {
+                code: 137,
+                signal: 9,
+                timed_out: true,
+                not_started: None,
+                message: String::new(),
+                duration_ms: 5,
+            },
+            at: record.created,
+            stdout: 3,
+            stderr: 4,
+        }));
+        store(&at, &record.encode().unwrap()).unwrap();
+        assert_eq!(
+            Record::load(&at, &record.id).unwrap().as_ref(),
+            Some(&record)
+        );
+        assert_eq!(record.deadline(), Some(Duration::from_millis(101_500)));
+        let other = CommandId::parse("other").unwrap();
+        assert!(Record::load(&at, &other).is_err());
+    }
+
+    #[test]
+    fn what_an_older_agent_wrote_is_still_read() {
+        let bytes = br#"{"version":1,"commandId":"a","spec":"0a046563686f","createdAt":{"boot":{"secs":7,"nanos":5},
+            "wall":"2026-01-02T03:04:05Z"},"killOnDetachMs":null,"ended":{"outcome":{"exited":{"code":3,"signal":0,
+            "timedOut":false,"message":"","durationMs":12}},"at":{"boot":{"secs":8,"nanos":0},
+            "wall":"2026-01-02T03:04:06Z"},"stdout":10,"stderr":0}}"#;
+        let record = Record::decode(bytes).unwrap();
+        assert_eq!(record.spec.argv, [b"echo".to_vec()]);
+        assert_eq!(record.ended.unwrap().stdout, 10);
+        assert!(Record::decode(b"{}").is_err());
+        assert!(Record::decode(&bytes[..100]).is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! What handles ask of the channel's task.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cloche_proto::frame;
+use tokio::sync::oneshot;
+
+use super::error::SessionError;
+use super::identity::CommandId;
+use super::table::Found;
+
+/// A session to be made.
+#[derive(Clone, Debug)]
+pub struct NewSession {
+    /// What to run. Its `timeout_ms` is kept by the sandbox's init and by the agent.
+    pub spec: frame::SessionSpec,
+    /// Kill its tree once nobody was attached for so long.
+    pub kill_on_detach: Option<Duration>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
+
+#[derive(Debug)]
+pub(super) enum Request {
+    Create {
+        id: CommandId,
+        new: NewSession,
+        reply: Reply<Found>,
+    },
+    Get {
+        id: CommandId,
+        reply: Reply<Found>,
+    },
+    List {
+        reply: oneshot::Sender<Vec<Found>>,
+    },
+    Stdin {
+        id: CommandId,
+        offset: u64,
+        bytes: Bytes,
+        end: bool,
+        reply: Reply<u64>,
+    },
+    Signal {
+        id: CommandId,
+        signal: i32,
+        scope: frame::SignalScope,
+        reply: Reply<()>,
+    },
+    Resize {
+        id: CommandId,
+        size: frame::TerminalSize,
+        reply: Reply<()>,
+    },
+    Kill {
+        id: CommandId,
+        reply: Reply<()>,
+    },
+}

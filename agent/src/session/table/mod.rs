@@ -1,0 +1,561 @@
+//! The sessions of one sandbox and what is to become of them. No I/O and no clock: what it wants done lies in
+//! [`Table::batch`] (logs) and [`Table::writes`] (records) for the channel's task, which owns it.
+//!
+//! One session:
+//! ```text
+//!   create ─► record written ─► holder told ─► report with exit ─► record written with end ─► end told ─► 1 h ─► forgotten
+//!             (may have begun)                                      (final)                                and removed
+//! ```
+
+mod ending;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use cloche_proto::frame::codec;
+use cloche_proto::frame::{self, Down, DownKind, MAX_SESSIONS};
+use tokio::sync::{Notify, oneshot, watch};
+
+use self::ending::{missing, outcome};
+use super::epoch::{Epoch, Event};
+use super::error::SessionError;
+use super::identity::CommandId;
+use super::life::{Due, Life, SETTLE};
+use super::log::{Done, Job, Tails};
+use super::record::Record;
+use super::request::{NewSession, Request};
+use super::state::{Ended, Outcome, SessionState};
+use super::wire::Wire;
+use crate::clock::Now;
+
+/// Ended sessions kept at once; beyond, the oldest that nobody is attached to goes before its time.
+const MAX_KEPT: usize = 1024;
+
+/// What the handles of a session share with the table.
+#[derive(Debug)]
+pub(in crate::session) struct Shared {
+    pub(in crate::session) id: CommandId,
+    pub(in crate::session) terminal: bool,
+    pub(in crate::session) tails: Arc<Tails>,
+    pub(in crate::session) attached: AtomicU32,
+    /// Told when a client comes or the last one leaves.
+    pub(in crate::session) attention: Arc<Notify>,
+}
+
+/// What a request gets of a session.
+#[derive(Debug)]
+pub(in crate::session) struct Found {
+    pub(in crate::session) shared: Arc<Shared>,
+    pub(in crate::session) state: watch::Receiver<SessionState>,
+    pub(in crate::session) created: bool,
+}
+
+type Waiter = oneshot::Sender<Result<Found, SessionError>>;
+
+#[derive(Debug)]
+enum Recording {
+    /// Nothing is being written.
+    No,
+    /// The first record is; the first of those who wait made it.
+    First(Vec<Waiter>),
+    /// The end is.
+    End(Arc<Ended>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    record: Record,
+    shared: Arc<Shared>,
+    state: watch::Sender<SessionState>,
+    life: Life,
+    recording: Recording,
+}
+
+impl Entry {
+    fn found(&self, created: bool) -> Found {
+        Found {
+            shared: Arc::clone(&self.shared),
+            state: self.state.subscribe(),
+            created,
+        }
+    }
+}
+
+/// A record to be written.
+#[derive(Debug)]
+pub(in crate::session) struct Write {
+    pub(in crate::session) id: CommandId,
+    pub(in crate::session) directory: PathBuf,
+    pub(in crate::session) bytes: Vec<u8>,
+}
+
+/// All sessions of a sandbox.
+#[derive(Debug)]
+pub(in crate::session) struct Table {
+    directory: PathBuf,
+    pub(in crate::session) epoch: Epoch,
+    entries: BTreeMap<CommandId, Entry>,
+    /// What the logs are to do next.
+    pub(in crate::session) batch: Vec<Job>,
+    /// Output in `batch`, in bytes.
+    pub(in crate::session) batch_bytes: usize,
+    /// Records to be written.
+    pub(in crate::session) writes: Vec<Write>,
+    attention: Arc<Notify>,
+    /// Why nothing can be asked of init now.
+    pub(in crate::session) unavailable: Option<String>,
+    /// The sandbox's end reason, once it has ended.
+    ended: Option<String>,
+    /// Why records cannot be written.
+    pub(in crate::session) record_full: Option<String>,
+    /// The earliest deadline of any session.
+    next_due: Option<Duration>,
+    running: bool,
+    /// A session changed since these two were computed.
+    stale: bool,
+}
+
+impl Table {
+    pub(in crate::session) fn new(
+        directory: PathBuf,
+        setup: frame::Setup,
+        attention: Arc<Notify>,
+    ) -> Self {
+        Self {
+            directory,
+            epoch: Epoch::new(setup),
+            entries: BTreeMap::new(),
+            batch: Vec::new(),
+            batch_bytes: 0,
+            writes: Vec::new(),
+            attention,
+            unavailable: None,
+            ended: None,
+            record_full: None,
+            next_due: None,
+            running: false,
+            stale: false,
+        }
+    }
+
+    /// Adds a session that an earlier agent recorded.
+    pub(in crate::session) fn load(&mut self, record: Record, tails: Arc<Tails>, now: Now) {
+        let ended = record.ended.clone();
+        let create = if ended.is_some() {
+            Vec::new()
+        } else {
+            // It was encoded before it was recorded.
+            create_frame(&record).unwrap_or_default()
+        };
+        let offsets = ended.as_ref().map(|ended| [ended.stdout, ended.stderr]);
+        let wire = Wire::loaded(create, tails.lengths(), offsets);
+        self.epoch.insert(&record.id, wire);
+        let mut life = Life::new(
+            now.boot,
+            record.deadline(),
+            record.kill_on_detach,
+            ended.as_ref().map(|ended| ended.at.boot),
+        );
+        if ended.is_some_and(|ended| missing(&ended, &tails)) {
+            life.settle = Some(now.boot + SETTLE);
+        }
+        self.add(record, tails, life, Recording::No);
+    }
+
+    fn add(&mut self, record: Record, tails: Arc<Tails>, life: Life, recording: Recording) {
+        let id = record.id.clone();
+        let shared = Arc::new(Shared {
+            id: id.clone(),
+            terminal: record.spec.terminal.is_some(),
+            tails,
+            attached: AtomicU32::new(0),
+            attention: Arc::clone(&self.attention),
+        });
+        let state = SessionState {
+            ended: record.ended.clone(),
+            stdin: self.epoch.wire(&id).and_then(|wire| wire.stdin.state()),
+            ..SessionState::default()
+        };
+        self.entries.insert(
+            id,
+            Entry {
+                record,
+                shared,
+                state: watch::Sender::new(state),
+                life,
+                recording,
+            },
+        );
+        self.stale = true;
+    }
+
+    /// Whether there are sessions whose end would be missed if init fell silent.
+    pub(in crate::session) fn is_running(&mut self) -> bool {
+        self.refresh();
+        self.running
+    }
+
+    pub(in crate::session) fn on_request(&mut self, request: Request, now: Now) {
+        // A reply that nobody waits for any more is no failure: the request stands, as it does after a crash of the client.
+        match request {
+            Request::Create { id, new, reply } => self.create(id, new, reply, now),
+            Request::Get { id, reply } => drop(reply.send(self.get(&id))),
+            Request::List { reply } => drop(
+                reply.send(
+                    self.entries
+                        .values()
+                        .filter(|entry| {
+                            !entry.life.collecting
+                                && !matches!(entry.recording, Recording::First(_))
+                        })
+                        .map(|entry| entry.found(false))
+                        .collect(),
+                ),
+            ),
+            Request::Stdin {
+                id,
+                offset,
+                bytes,
+                end,
+                reply,
+            } => {
+                let result = self.usable(&id).and_then(|()| {
+                    self.epoch
+                        .stdin(&id, offset, &bytes, end)
+                        .map_err(SessionError::from)
+                });
+                self.publish(&id);
+                drop(reply.send(result));
+            }
+            Request::Signal {
+                id,
+                signal,
+                scope,
+                reply,
+            } => {
+                let result = self.usable(&id).and_then(|()| {
+                    if self.epoch.signal(&id, signal, scope) {
+                        // Tells whether init is there to do it.
+                        self.epoch.ping();
+                        Ok(())
+                    } else {
+                        Err(self.away())
+                    }
+                });
+                drop(reply.send(result));
+            }
+            Request::Resize { id, size, reply } => {
+                let result = self.usable(&id);
+                if result.is_ok() {
+                    self.epoch.resize(&id, size);
+                }
+                drop(reply.send(result));
+            }
+            Request::Kill { id, reply } => {
+                let result = self.usable(&id);
+                if result.is_ok() {
+                    self.kill(&id);
+                }
+                drop(reply.send(result));
+            }
+        }
+    }
+
+    fn away(&self) -> SessionError {
+        SessionError::Unavailable {
+            why: self
+                .unavailable
+                .clone()
+                .unwrap_or_else(|| "the connection to it is being made".to_owned()),
+        }
+    }
+
+    fn kill(&mut self, id: &CommandId) {
+        self.epoch.kill(id);
+        self.epoch.ping_if_open();
+        if let Some(entry) = self.entries.get_mut(id) {
+            entry.life.killing = true;
+            self.stale = true;
+        }
+    }
+
+    /// Whether something may be asked of a session: it is there and has not ended.
+    fn usable(&self, id: &CommandId) -> Result<(), SessionError> {
+        let entry = self
+            .entries
+            .get(id)
+            .ok_or_else(|| SessionError::NotFound { id: id.clone() })?;
+        if entry.record.ended.is_some() || matches!(entry.recording, Recording::End(_)) {
+            return Err(SessionError::Ended { id: id.clone() });
+        }
+        Ok(())
+    }
+
+    fn get(&self, id: &CommandId) -> Result<Found, SessionError> {
+        self.entries
+            .get(id)
+            .filter(|entry| {
+                !entry.life.collecting && !matches!(entry.recording, Recording::First(_))
+            })
+            .map(|entry| entry.found(false))
+            .ok_or_else(|| SessionError::NotFound { id: id.clone() })
+    }
+
+    fn create(&mut self, id: CommandId, new: NewSession, reply: Waiter, now: Now) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            if entry.life.collecting {
+                drop(reply.send(Err(SessionError::Removing { id })));
+            } else if let Recording::First(waiters) = &mut entry.recording {
+                waiters.push(reply);
+            } else {
+                drop(reply.send(Ok(entry.found(false))));
+            }
+            return;
+        }
+        let record = Record {
+            id: id.clone(),
+            spec: Arc::new(new.spec),
+            created: now,
+            kill_on_detach: new.kill_on_detach,
+            ended: None,
+        };
+        let (create, bytes) = match self.admit(&record) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                drop(reply.send(Err(error)));
+                return;
+            }
+        };
+        let directory = id.directory(&self.directory);
+        self.writes.push(Write {
+            id: id.clone(),
+            directory: directory.clone(),
+            bytes,
+        });
+        // The holder hears of it once it is recorded.
+        self.epoch.prepare(
+            id,
+            Wire::new(create, record.spec.stdin || record.spec.terminal.is_some()),
+        );
+        let life = Life::new(now.boot, record.deadline(), record.kill_on_detach, None);
+        let tails = Arc::new(Tails::new(&directory));
+        self.add(record, tails, life, Recording::First(vec![reply]));
+    }
+
+    /// Whether one more session may be made; its create frame and its record.
+    fn admit(&mut self, record: &Record) -> Result<(Vec<u8>, Vec<u8>), SessionError> {
+        if let Some(reason) = &self.ended {
+            return Err(SessionError::SandboxEnded {
+                reason: reason.clone(),
+            });
+        }
+        if self.unavailable.is_some() {
+            return Err(self.away());
+        }
+        if self.epoch.held() >= MAX_SESSIONS {
+            return Err(SessionError::TooMany);
+        }
+        let create = create_frame(record)?;
+        let bytes = record.encode()?;
+        if self.entries.len() >= MAX_KEPT {
+            self.evict()?;
+        }
+        Ok((create, bytes))
+    }
+
+    fn evict(&mut self) -> Result<(), SessionError> {
+        let oldest = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| {
+                !entry.life.collecting && entry.shared.attached.load(Ordering::Relaxed) == 0
+            })
+            .filter_map(|(id, entry)| Some((entry.life.ended?, id.clone())))
+            .min()
+            .ok_or(SessionError::TooMany)?
+            .1;
+        self.collect(&oldest);
+        // Those that wait to be forgotten by an init that does not answer must not pile up.
+        if self.entries.len() >= MAX_KEPT + MAX_SESSIONS {
+            return Err(SessionError::TooMany);
+        }
+        Ok(())
+    }
+
+    /// What came from the holder. `SetupDone` and `SpawnerKilled` are the channel's.
+    pub(in crate::session) fn on_event(&mut self, event: Event, now: Now) {
+        match event {
+            Event::Opened { lost } => {
+                for id in lost {
+                    let message = "the sandbox's init no longer knows this command; how it ended cannot be told";
+                    self.end(
+                        &id,
+                        Outcome::Lost {
+                            message: message.to_owned(),
+                        },
+                        now,
+                    );
+                }
+                self.collect_forgotten();
+                let ended: Vec<_> = self
+                    .entries
+                    .iter()
+                    .filter(|(_, entry)| entry.record.ended.is_some())
+                    .map(|(id, _)| id.clone())
+                    .collect();
+                for id in ended {
+                    self.publish(&id);
+                }
+            }
+            Event::Pong(_) => self.collect_forgotten(),
+            Event::Changed(id) => {
+                let exit = self.epoch.wire(&id).and_then(|wire| wire.exit.clone());
+                if let Some(exit) = exit {
+                    let timeout = self
+                        .entries
+                        .get(&id)
+                        .map_or(0, |entry| entry.record.spec.timeout_ms);
+                    let outcome = outcome(&exit, timeout);
+                    self.end(&id, outcome, now);
+                }
+                self.publish(&id);
+            }
+            Event::Output(fresh) => {
+                let Some(entry) = self.entries.get_mut(&fresh.id) else {
+                    return;
+                };
+                if entry.life.settle.is_some() {
+                    entry.life.settle = Some(now.boot + SETTLE);
+                    self.stale = true;
+                }
+                self.batch_bytes += fresh.data.len();
+                self.batch.push(Job::Append {
+                    tails: Arc::clone(&entry.shared.tails),
+                    fresh,
+                });
+            }
+            Event::SetupDone(_) | Event::SpawnerKilled(_) | Event::Broken(_) => {}
+        }
+    }
+
+    /// The logs did a batch.
+    pub(in crate::session) fn on_logged(&mut self, done: &Done) {
+        for (id, stream, length) in &done.written {
+            self.epoch.written(id, *stream, *length);
+            if let Some(entry) = self.entries.get_mut(id)
+                && entry.life.settle.is_some()
+                && entry
+                    .record
+                    .ended
+                    .as_ref()
+                    .is_some_and(|ended| !missing(ended, &entry.shared.tails))
+            {
+                entry.life.settle = None;
+                self.stale = true;
+            }
+        }
+        for id in &done.removed {
+            self.entries.remove(id);
+            self.epoch.remove(id);
+            self.stale = true;
+        }
+        if done.error.is_some() {
+            // What waits would leave a gap now. It was not acknowledged, so it comes again.
+            self.batch.retain(|job| matches!(job, Job::Remove(..)));
+            self.batch_bytes = 0;
+            self.epoch.discard();
+        }
+    }
+
+    /// Shows a session's state to those who watch it.
+    fn publish(&mut self, id: &CommandId) {
+        let (Some(entry), Some(wire)) = (self.entries.get(id), self.epoch.wire(id)) else {
+            return;
+        };
+        let closed = if self.ended.is_some() && entry.record.ended.is_some() {
+            entry.shared.tails.lengths().map(Some)
+        } else {
+            wire.closed()
+        };
+        let now = SessionState {
+            pid: wire.pid,
+            ended: entry.record.ended.clone(),
+            stdin: wire.stdin.state(),
+            closed,
+        };
+        entry.state.send_if_modified(|state| {
+            let changed = *state != now;
+            *state = now;
+            changed
+        });
+    }
+
+    /// When [`Self::due`] is to be called, at the latest.
+    pub(in crate::session) fn next_due(&mut self) -> Option<Duration> {
+        self.refresh();
+        self.next_due
+    }
+
+    fn refresh(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        let lives = self.entries.values().map(|entry| &entry.life);
+        self.next_due = lives.filter_map(Life::next).map(|(at, _)| at).min();
+        self.running = self.entries.values().any(|entry| {
+            entry.record.ended.is_none() || entry.life.settle.is_some() || entry.life.collecting
+        });
+    }
+
+    /// Does what is due.
+    pub(in crate::session) fn due(&mut self, now: Now, storage_full: bool) {
+        if self.next_due().is_none_or(|at| at > now.boot) {
+            return;
+        }
+        let due: Vec<_> = self
+            .entries
+            .iter()
+            .filter_map(|(id, entry)| {
+                let (at, due) = entry.life.next()?;
+                (at <= now.boot).then(|| (id.clone(), due))
+            })
+            .collect();
+        for (id, due) in due {
+            match due {
+                Due::Kill => self.kill(&id),
+                Due::Record => self.record_again(&id),
+                Due::Settle => self.settle(&id, now, storage_full),
+                Due::Collect => self.collect(&id),
+            }
+        }
+        self.stale = true;
+    }
+
+    /// Someone came or left.
+    pub(in crate::session) fn watch(&mut self, now: Now) {
+        for entry in self.entries.values_mut() {
+            let attached = entry.shared.attached.load(Ordering::Acquire) > 0;
+            entry.life.watch(now.boot, attached);
+        }
+        self.stale = true;
+    }
+}
+
+fn create_frame(record: &Record) -> Result<Vec<u8>, SessionError> {
+    let create = Down {
+        kind: Some(DownKind::Create(frame::Create {
+            command_id: record.id.to_string(),
+            spec: Some(frame::SessionSpec::clone(&record.spec)),
+        })),
+    };
+    codec::encode(&create).map_err(|_| SessionError::TooLong {
+        id: record.id.clone(),
+        length: prost::Message::encoded_len(&create),
+    })
+}
+
+#[cfg(test)]
+mod tests;
