@@ -1,1 +1,317 @@
-//! What each sandbox and instance found at start becomes.
+//! What each sandbox becomes when the agent starts: decided by its last record and by what the kernel holds. Pure.
+//!
+//! Before this is asked, every instance that no sandbox record claims has been killed, and `.` tells of each claimed one what
+//! was found. The table is that of the crash contract in `docs/ARCHITECTURE.md`.
+
+use cloche_crds::{FailureDomain, Reason};
+
+use crate::clock::Now;
+use crate::sandbox::{Cause, SandboxRecord, State, Termination};
+
+/// What was found of the instance that a record claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It has no instance, or nothing of it is left.
+    Nothing,
+    /// Its sentry is the process that was recorded (pid, start time, group), and answers.
+    Alive {
+        /// Whether the sentry says that the container `main` runs.
+        main_running: bool,
+    },
+    /// Its sentry is gone, and this is why, by the counters of its group and its panic log.
+    Dead(Cause),
+}
+
+/// What is to be done with a sandbox.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Go on from this record; it is written first where it differs.
+    Resume(SandboxRecord),
+    /// Kill and remove the instance `discard`, then go on from this record.
+    Restart {
+        /// Id of the instance.
+        discard: String,
+        /// The record to go on from.
+        record: SandboxRecord,
+    },
+}
+
+/// Decides one sandbox.
+pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) -> Decision {
+    if record.boot_id != boot_id {
+        return Decision::Resume(after_reboot(record, boot_id, now));
+    }
+    let ended = |cause: Cause| Decision::Resume(ending(record, cause, now));
+    match (&record.state, found) {
+        // Nothing ran yet, or all that is left to do is to be done again: every step tolerates what is done already.
+        (State::Bound | State::Ending { .. } | State::Ended { .. }, _) => {
+            Decision::Resume(record.clone())
+        }
+
+        (State::Claimed { instance }, Found::Alive { main_running: true }) => {
+            let state = State::MainRequested {
+                instance: instance.clone(),
+            };
+            Decision::Resume(SandboxRecord {
+                state,
+                ..record.clone()
+            })
+        }
+        // The command was not asked for yet: no user code has run, so it may start anew within its start timeout.
+        (State::Claimed { instance }, _) => Decision::Restart {
+            discard: instance.clone(),
+            record: SandboxRecord {
+                state: State::Bound,
+                ..record.clone()
+            },
+        },
+
+        (
+            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            Found::Alive { main_running: true },
+        ) => Decision::Resume(record.clone()),
+        (
+            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            Found::Alive {
+                main_running: false,
+            },
+        ) => ended(Cause::new(
+            Reason::Error,
+            FailureDomain::Workload,
+            "its init had ended when the agent came back",
+        )),
+        (
+            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            Found::Dead(cause),
+        ) => ended(cause.clone()),
+        (
+            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            Found::Nothing,
+        ) => ended(Cause::new(
+            Reason::RuntimeCrashed,
+            FailureDomain::Infrastructure,
+            "nothing of its instance was left when the agent came back; status unknown",
+        )),
+    }
+}
+
+/// A reboot took every instance along. What had not begun begins anew, with its whole start timeout.
+fn after_reboot(record: &SandboxRecord, boot_id: &str, now: Now) -> SandboxRecord {
+    let rebased = SandboxRecord {
+        boot_id: boot_id.to_owned(),
+        ..record.clone()
+    };
+    match &record.state {
+        State::Bound | State::Claimed { .. } => SandboxRecord {
+            state: State::Bound,
+            bound: now,
+            ..rebased
+        },
+        State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. } => ending(
+            &rebased,
+            Cause::new(
+                Reason::NodeLost,
+                FailureDomain::Infrastructure,
+                "node rebooted",
+            ),
+            now,
+        ),
+        State::Ending { .. } | State::Ended { .. } => rebased,
+    }
+}
+
+fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
+    let cause = match &record.state {
+        State::Stopping { because, .. } => because.clone(),
+        State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => cause,
+    };
+    let state = State::Ending {
+        instance: record.state.instance().map(str::to_owned),
+        termination: Termination {
+            cause,
+            started_at: record.state.started().map(|started| started.wall),
+            finished_at: now.wall,
+            usage: None,
+        },
+    };
+    SandboxRecord {
+        state,
+        ..record.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::fixture::{now_at, record};
+
+    fn at(state: State) -> SandboxRecord {
+        SandboxRecord { state, ..record() }
+    }
+
+    fn instance() -> String {
+        "i1".to_owned()
+    }
+
+    fn crashed() -> Cause {
+        Cause::new(
+            Reason::RuntimeCrashed,
+            FailureDomain::Infrastructure,
+            "status unknown",
+        )
+    }
+
+    fn termination(reason: Reason) -> Termination {
+        Termination {
+            cause: Cause::new(reason, reason.default_domain(), ""),
+            started_at: None,
+            finished_at: now_at(9).wall,
+            usage: None,
+        }
+    }
+
+    fn every_state() -> Vec<State> {
+        let because = Cause::new(Reason::DeadlineExceeded, FailureDomain::Policy, "over");
+        vec![
+            State::Bound,
+            State::Claimed {
+                instance: instance(),
+            },
+            State::MainRequested {
+                instance: instance(),
+            },
+            State::Running {
+                instance: instance(),
+                started: now_at(5),
+            },
+            State::Stopping {
+                instance: instance(),
+                started: now_at(5),
+                because,
+                kill_at: now_at(20).boot,
+            },
+            State::Ending {
+                instance: Some(instance()),
+                termination: termination(Reason::Error),
+            },
+            State::Ended {
+                termination: termination(Reason::Error),
+            },
+        ]
+    }
+
+    /// The name of the state gone on from, the reason if it is an end, and whether an instance is thrown away.
+    fn outcome(state: &State, found: &Found, boot: &str) -> (String, Option<Reason>, bool) {
+        let (record, discarded) = match decide(&at(state.clone()), found, boot, now_at(30)) {
+            Decision::Resume(record) => (record, false),
+            Decision::Restart { record, .. } => (record, true),
+        };
+        assert_eq!(record.boot_id, boot);
+        let reason = record.state.termination().map(|end| end.cause.reason);
+        (record.state.name().to_owned(), reason, discarded)
+    }
+
+    #[test]
+    fn the_crash_table() {
+        let running = Found::Alive { main_running: true };
+        let halted = Found::Alive {
+            main_running: false,
+        };
+        let dead = Found::Dead(crashed());
+        let rows: Vec<(usize, &Found, &str, Option<Reason>, bool)> = vec![
+            (0, &Found::Nothing, "Bound", None, false),
+            (1, &Found::Nothing, "Bound", None, true),
+            (1, &halted, "Bound", None, true),
+            (1, &dead, "Bound", None, true),
+            (1, &running, "MainRequested", None, false),
+            (2, &running, "MainRequested", None, false),
+            (2, &halted, "Ending", Some(Reason::Error), false),
+            (2, &dead, "Ending", Some(Reason::RuntimeCrashed), false),
+            (
+                2,
+                &Found::Nothing,
+                "Ending",
+                Some(Reason::RuntimeCrashed),
+                false,
+            ),
+            (3, &running, "Running", None, false),
+            (3, &halted, "Ending", Some(Reason::Error), false),
+            (3, &dead, "Ending", Some(Reason::RuntimeCrashed), false),
+            (
+                3,
+                &Found::Nothing,
+                "Ending",
+                Some(Reason::RuntimeCrashed),
+                false,
+            ),
+            (4, &running, "Stopping", None, false),
+            (4, &dead, "Ending", Some(Reason::DeadlineExceeded), false),
+            (5, &dead, "Ending", Some(Reason::Error), false),
+            (5, &running, "Ending", Some(Reason::Error), false),
+            (6, &Found::Nothing, "Ended", Some(Reason::Error), false),
+        ];
+        let states = every_state();
+        for (state, found, name, reason, discarded) in rows {
+            let wanted = (name.to_owned(), reason, discarded);
+            assert_eq!(
+                outcome(&states[state], found, "boot-1"),
+                wanted,
+                "{} {found:?}",
+                states[state].name()
+            );
+        }
+    }
+
+    #[test]
+    fn after_a_reboot_what_had_begun_is_lost_and_the_rest_begins_anew() {
+        let states = every_state();
+        let wanted = [
+            ("Bound", None),
+            ("Bound", None),
+            ("Ending", Some(Reason::NodeLost)),
+            ("Ending", Some(Reason::NodeLost)),
+            ("Ending", Some(Reason::DeadlineExceeded)),
+            ("Ending", Some(Reason::Error)),
+            ("Ended", Some(Reason::Error)),
+        ];
+        for (state, (name, reason)) in states.iter().zip(wanted) {
+            assert_eq!(
+                outcome(state, &Found::Nothing, "boot-2"),
+                (name.to_owned(), reason, false),
+                "{}",
+                state.name()
+            );
+        }
+        let Decision::Resume(anew) =
+            decide(&at(State::Bound), &Found::Nothing, "boot-2", now_at(30))
+        else {
+            panic!()
+        };
+        assert_eq!(
+            anew.bound,
+            now_at(30),
+            "the old boot's clock means nothing in the new one"
+        );
+    }
+
+    #[test]
+    fn the_start_of_a_lost_sandbox_is_kept() {
+        let running = at(State::Running {
+            instance: instance(),
+            started: now_at(5),
+        });
+        let Decision::Resume(lost) = decide(&running, &Found::Nothing, "boot-2", now_at(30)) else {
+            panic!()
+        };
+        let end = lost.state.termination().unwrap();
+        assert_eq!(
+            (end.started_at, end.finished_at),
+            (Some(now_at(5).wall), now_at(30).wall)
+        );
+    }
+}

@@ -1,0 +1,69 @@
+//! What the parts of one agent share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cloche_crds::sandbox::RuntimeStatus;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::board::Board;
+use crate::cgroup::Cgroups;
+use crate::image::ImageStore;
+use crate::instance::Workshop;
+use crate::instance::pool::Pool;
+use crate::ledger::Ledger;
+use crate::sandbox::SandboxRecord;
+use crate::sandbox::admission::Budget;
+use crate::usage::Sampler;
+
+/// What the parts of one agent share. One per process.
+pub struct Node {
+    /// The node's name, as the status tells it.
+    pub name: String,
+    /// This boot.
+    pub boot_id: String,
+    /// Folder for writable layers: on a file system that can make unnamed files.
+    pub scratch: PathBuf,
+    /// The groups.
+    pub cgroups: Arc<dyn Cgroups>,
+    /// Images on the node.
+    pub images: ImageStore,
+    /// Instances by record.
+    pub workshop: Arc<Workshop>,
+    /// Instances made ahead.
+    pub pool: Pool<Workshop>,
+    /// Sandboxes by record.
+    pub sandboxes: Ledger<SandboxRecord>,
+    /// What the world sees.
+    pub board: Board,
+    /// What instances use.
+    pub sampler: Sampler,
+    /// What sandboxes may request.
+    pub budget: Budget,
+    /// Bytes of images to keep.
+    pub image_budget: u64,
+    /// What runs them.
+    pub runtime: RuntimeStatus,
+    /// Set when the agent stops: sandboxes go on, their tasks here end.
+    pub cancel: CancellationToken,
+    /// Tasks that the agent waits for when it stops.
+    pub tasks: TaskTracker,
+}
+
+impl Node {
+    /// Removes images beyond the budget that nothing uses, in a task of its own.
+    pub fn collect_images(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        self.tasks.spawn(async move {
+            match node.images.collect(node.image_budget).await {
+                Ok(gone) if gone.is_empty() => {}
+                Ok(gone) => tracing::info!(images = gone.len(), "removed images beyond the budget"),
+                Err(error) => tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot remove images"
+                ),
+            }
+        });
+    }
+}

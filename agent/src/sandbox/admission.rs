@@ -1,0 +1,96 @@
+//! Whether the node has room for one more sandbox. Pure: the agent has the last word on a binding.
+
+use cloche_crds::sandbox::EffectiveResources;
+use cloche_crds::{FailureDomain, Reason};
+
+use super::record::Cause;
+use crate::instance::limits::memory_request;
+
+/// What the node gives to sandboxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Processor time in thousandths of a core that may be requested.
+    pub cpu_millis: u64,
+}
+
+/// Why `asked` does not fit beside `taken` into `budget`, if it does not.
+pub fn refuse<'a>(
+    budget: &Budget,
+    taken: impl IntoIterator<Item = &'a EffectiveResources>,
+    asked: &EffectiveResources,
+) -> Option<Cause> {
+    let (mut memory, mut cpu) = (0_u64, 0_u64);
+    for resources in taken {
+        memory = memory.saturating_add(memory_request(resources));
+        cpu = cpu.saturating_add(resources.cpu_request.0);
+    }
+    let short = |what: &str, unit: &str, asked: u64, taken: u64, budget: u64| {
+        let free = budget.saturating_sub(taken);
+        (asked > free).then(|| {
+            let message = format!(
+                "the node has {free} {unit} of {what} left of {budget} for sandboxes; {asked} are requested (the sandbox's own \
+                 overhead included): lower spec.resources.requests, or end other sandboxes and apply it again"
+            );
+            Cause::new(Reason::NodeRejected, FailureDomain::Infrastructure, message)
+        })
+    };
+    short(
+        "memory",
+        "bytes",
+        memory_request(asked),
+        memory,
+        budget.memory,
+    )
+    .or_else(|| {
+        short(
+            "cpu",
+            "thousandths of a core",
+            asked.cpu_request.0,
+            cpu,
+            budget.cpu_millis,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::limits::SENTRY_MEMORY;
+    use crate::sandbox::fixture::record;
+
+    #[test]
+    fn requests_and_overhead_fill_the_budget_to_the_byte() {
+        let one = record().spec.resources; // 512 MiB, 1 core
+        let each = one.memory_request.0 + SENTRY_MEMORY;
+        let budget = Budget {
+            memory: 2 * each,
+            cpu_millis: 2000,
+        };
+        assert_eq!(refuse(&budget, [], &one), None);
+        assert_eq!(refuse(&budget, [&one], &one), None);
+        let refused = refuse(&budget, [&one, &one], &one).unwrap();
+        assert_eq!(refused.reason, Reason::NodeRejected);
+        let tight = Budget {
+            memory: 2 * each - 1,
+            ..budget
+        };
+        assert!(
+            refuse(&tight, [&one], &one)
+                .unwrap()
+                .message
+                .contains("memory")
+        );
+        let few_cores = Budget {
+            cpu_millis: 1999,
+            ..budget
+        };
+        assert!(
+            refuse(&few_cores, [&one], &one)
+                .unwrap()
+                .message
+                .contains("cpu")
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! From what went wrong to why the sandbox ended.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use cloche_crds::{FailureDomain, Reason};
+
+use super::command::CommandError;
+use super::record::{Cause, SandboxRecord};
+use crate::cgroup::{Counters, Death, Evidence, OomLimit, Verdict, verdict};
+use crate::image::ImageError;
+use crate::node::Node;
+use crate::runsc::urpc::UrpcError;
+use crate::session::{Ended, NotStarted, Outcome};
+
+/// An error with all its causes, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        line.push_str(": ");
+        line.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    line
+}
+
+/// An image that cannot be had.
+pub(super) fn of_image(error: &ImageError) -> Cause {
+    Cause::new(
+        error.reason(),
+        error.reason().default_domain(),
+        chain(error),
+    )
+}
+
+/// A start that failed: by a limit that cannot be set, or by the runtime.
+pub(super) fn of_start(error: &dyn Error, is_limit: bool) -> Cause {
+    let reason = if is_limit {
+        Reason::CannotEnforce
+    } else {
+        Reason::RuntimeCrashed
+    };
+    Cause::new(reason, FailureDomain::Infrastructure, chain(error))
+}
+
+/// Something that cannot be unless the agent has a bug.
+pub(super) fn internal(what: &str) -> Cause {
+    Cause::new(Reason::RuntimeCrashed, FailureDomain::Infrastructure, what)
+}
+
+/// A command that the image cannot run as the spec says.
+pub(super) fn of_command(error: &CommandError) -> Cause {
+    let reason = Reason::CommandNotFound;
+    Cause {
+        exit_code: reason.exit_code().map(i32::from),
+        ..Cause::new(reason, FailureDomain::User, error.to_string())
+    }
+}
+
+/// Init was killed from inside.
+pub(super) fn of_init(message: &str) -> Cause {
+    let message = if message.is_empty() {
+        "init was killed from inside"
+    } else {
+        message
+    };
+    Cause {
+        signal: Some(9),
+        exit_code: Some(137),
+        ..Cause::new(Reason::Error, FailureDomain::Workload, message)
+    }
+}
+
+/// Init is gone while its sentry lives: the guest's kernel killed it, or it gave up.
+pub(super) fn of_init_gone(why: &str) -> Cause {
+    Cause::new(
+        Reason::Error,
+        FailureDomain::Workload,
+        format!("its init ended while the sandbox ran: {why}"),
+    )
+}
+
+/// The end of the sandbox's own command.
+pub(super) fn of_main(ended: &Ended) -> Cause {
+    match &ended.outcome {
+        Outcome::Exited {
+            code,
+            signal,
+            message,
+            not_started,
+            ..
+        } => {
+            let reason = match not_started {
+                Some(NotStarted::NotFound) => Reason::CommandNotFound,
+                Some(NotStarted::NotExecutable) => Reason::CommandNotExecutable,
+                None if *code == 0 && *signal == 0 => Reason::Completed,
+                Some(NotStarted::Failed) | None => Reason::Error,
+            };
+            let told = if message.is_empty() {
+                match (*code, *signal) {
+                    (0, 0) => "its command ended with exit code 0".to_owned(),
+                    (code, 0) => format!("its command ended with exit code {code}"),
+                    (_, signal) => format!("its command was ended by signal {signal}"),
+                }
+            } else {
+                message.clone()
+            };
+            Cause {
+                exit_code: Some(*code),
+                signal: (*signal != 0).then_some(*signal),
+                ..Cause::new(reason, reason.default_domain(), told)
+            }
+        }
+        Outcome::SandboxEnded { reason } => {
+            internal(&format!("its command ended with its sandbox ({reason})"))
+        }
+        Outcome::Lost { message } => internal(message),
+    }
+}
+
+/// A sentry that lives but answers nobody: nothing can be done in it, and nothing can be known of it.
+pub fn of_silence(error: &UrpcError) -> Cause {
+    internal(&format!(
+        "its sentry lives but does not answer: {}",
+        chain(error)
+    ))
+}
+
+/// Why a sentry is gone: by the counters of its group, the kernel's log and its panic log.
+pub async fn of_sentry(node: &Arc<Node>, id: &str, record: &SandboxRecord) -> Cause {
+    let (node, id, limits) = (Arc::clone(node), id.to_owned(), record.spec.resources);
+    let read = tokio::task::spawn_blocking(move || {
+        let panic = node.workshop.panic_reason(&id);
+        let after = match node.cgroups.counters(&id) {
+            Ok(counters) => counters,
+            Err(error) => {
+                return internal(&format!(
+                    "its sentry ended; status unknown: {}",
+                    chain(&error)
+                ));
+            }
+        };
+        let evidence = Evidence {
+            sentry_gone: true,
+            before: Counters::default(),
+            after,
+            panicked: panic.is_some(),
+            logged: node.cgroups.oom_limit(&id).ok().flatten(),
+        };
+        explain(
+            verdict(&evidence),
+            panic.as_deref(),
+            limits.memory_limit.0,
+            limits.pids,
+            evidence.logged,
+        )
+    });
+    read.await
+        .unwrap_or_else(|error| internal(&format!("its sentry ended; status unknown: {error}")))
+}
+
+fn explain(
+    verdict: Verdict,
+    panic: Option<&str>,
+    memory: u64,
+    pids: u32,
+    logged: Option<OomLimit>,
+) -> Cause {
+    let death = match verdict {
+        Verdict::Ended(death) => death,
+        // Asked only when the sentry is gone.
+        Verdict::Alive | Verdict::KillGroup => Death::RuntimeCrashed,
+    };
+    match death {
+        Death::OomKilled => Cause::new(
+            Reason::OOMKilled,
+            FailureDomain::Workload,
+            format!(
+                "it used more memory than its limit of {memory} bytes: raise spec.resources.limits.memory or use less"
+            ),
+        ),
+        Death::Evicted => {
+            let whose = match logged {
+                Some(OomLimit::Above) => {
+                    "the node's sandboxes together, or the node, ran out of memory"
+                }
+                Some(OomLimit::Own) | None => "memory ran out above its own limit",
+            };
+            Cause::new(
+                Reason::Evicted,
+                FailureDomain::Infrastructure,
+                format!("{whose} and the kernel chose this one: request what it needs"),
+            )
+        }
+        Death::PidsExceeded => Cause::new(
+            Reason::PidsExceeded,
+            FailureDomain::Workload,
+            format!(
+                "it used more processes than the node lets a sandbox with spec.resources.pids {pids} have"
+            ),
+        ),
+        Death::RuntimeCrashed => Cause::new(
+            Reason::RuntimeCrashed,
+            FailureDomain::Infrastructure,
+            match panic {
+                Some(line) => format!("gVisor's sentry panicked: {line}"),
+                None => "gVisor's sentry was killed or ended; status unknown".to_owned(),
+            },
+        ),
+    }
+}

@@ -1,0 +1,59 @@
+//! Records for tests.
+
+use std::time::Duration;
+
+use cloche_crds::sandbox::EffectiveResources;
+use cloche_crds::{Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec};
+use jiff::Timestamp;
+
+use super::{SandboxRecord, State};
+use crate::clock::Now;
+
+/// Both clocks at `second` of the test.
+pub(crate) fn now_at(second: i64) -> Now {
+    Now {
+        boot: Duration::from_secs(second.try_into().unwrap()),
+        wall: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+    }
+}
+
+/// A sandbox bound at second 0 whose command is `/bin/true`: TTL 60 s, start timeout 300 s, grace 5 s.
+pub(crate) fn record() -> SandboxRecord {
+    SandboxRecord {
+        uid: "0b6c3b5e-0000-4000-8000-000000000001".to_owned(),
+        namespace: "default".to_owned(),
+        name: "demo".to_owned(),
+        generation: 1,
+        object: Sandbox::new(
+            "demo",
+            SandboxSpec {
+                image: "oci:python".to_owned(),
+                ..SandboxSpec::default()
+            },
+        ),
+        spec: Effective {
+            image: "oci:python".parse().unwrap(),
+            pull_policy: PullPolicy::IfNotPresent,
+            main: MainCommand::Command(vec!["/bin/true".to_owned()]),
+            env: Vec::new(),
+            working_dir: None,
+            shell: None,
+            hostname: "demo".to_owned(),
+            resources: EffectiveResources {
+                cpu_request: cloche_crds::quantity::Millicores(1000),
+                cpu_limit: cloche_crds::quantity::Millicores(1000),
+                memory_request: cloche_crds::quantity::Bytes(512 << 20),
+                memory_limit: cloche_crds::quantity::Bytes(512 << 20),
+                pids: 1024,
+            },
+            ttl: Some(Duration::from_mins(1)),
+            start_timeout: Duration::from_mins(5),
+            grace: Duration::from_secs(5),
+        },
+        boot_id: "boot-1".to_owned(),
+        bound: now_at(0),
+        image: None,
+        state: State::Bound,
+        deleted: false,
+    }
+}

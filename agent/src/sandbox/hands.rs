@@ -1,0 +1,274 @@
+//! The effects of one sandbox: each runs in a task of its own and comes back to the driver as an event.
+//!
+//! At most one effect that leads forward (pull, claim, prepare, ...) runs at a time. Tearing down first stops it and waits for
+//! it, so that nothing is written behind its back; but a claim is never stopped: it delivers, or gives back, what it got.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cloche_crds::Reason;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::driver::{DriverHandle, Hands};
+use super::holding::Shared;
+use super::record::{ImageUse, SandboxRecord, State, Usage};
+use super::step::{Action, Event};
+use super::{death, start};
+use crate::image::Progress;
+use crate::instance::{Instance, limits};
+use crate::node::Node;
+use crate::source::SandboxKey;
+use crate::usage;
+
+/// A pull that takes longer is told in the status, and then again after each [`PROGRESS_PERIOD`].
+const PROGRESS_AFTER: Duration = Duration::from_secs(1);
+const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
+
+/// The hands of one sandbox's driver.
+pub struct NodeHands {
+    shared: Shared,
+    forward: Option<JoinHandle<()>>,
+}
+
+impl NodeHands {
+    /// Hands for the sandbox `key`.
+    pub fn new(node: Arc<Node>, key: SandboxKey) -> Self {
+        Self {
+            shared: Shared::new(node, key),
+            forward: None,
+        }
+    }
+
+    /// Takes over what the sandbox of `record` had before the agent started: its sessions, and `instance` where that stands.
+    /// They are there when this returns, so that nobody who finds the sandbox running finds it without them.
+    pub async fn adopt(&self, instance: Option<Instance>, record: &SandboxRecord) {
+        self.shared.holding().instance = instance;
+        start::find_sessions(&self.shared, record).await;
+    }
+
+    /// Watches the instance that was adopted, if one was.
+    pub fn watch(&self, record: &SandboxRecord, events: &mpsc::Sender<Event>) {
+        if let Some(instance) = self.shared.instance() {
+            self.shared.hold(instance, record, events);
+        }
+    }
+
+    fn forward(&mut self, effect: impl Future<Output = ()> + Send + 'static) {
+        let cancel = self.shared.node.cancel.clone();
+        self.forward = Some(self.shared.node.tasks.spawn(async move {
+            tokio::select! {
+                // Safe to break off anywhere, as `kill -9` is: the record tells the next agent where to go on.
+                () = cancel.cancelled() => {}
+                () = effect => {}
+            }
+        }));
+    }
+}
+
+impl Hands for NodeHands {
+    fn perform(&mut self, action: Action, record: &SandboxRecord, events: &mpsc::Sender<Event>) {
+        let (shared, record, events) = (self.shared.clone(), record.clone(), events.clone());
+        match action {
+            Action::Pull => self.forward(shared.pull(record, events)),
+            Action::Claim => drop(self.shared.node.tasks.spawn(shared.claim(record, events))),
+            Action::Prepare => self.forward(start::prepare(shared, record, events)),
+            Action::RequestMain => self.forward(start::main(shared, record, events)),
+            Action::Terminate => drop(
+                self.shared
+                    .node
+                    .tasks
+                    .spawn(start::terminate(shared, record)),
+            ),
+            Action::ServeLogs => drop(self.shared.node.tasks.spawn(async move {
+                let reason = record
+                    .state
+                    .termination()
+                    .map_or("", |end| end.cause.reason.as_str());
+                start::end_sessions(&shared, &record, reason).await;
+            })),
+            Action::TearDown => {
+                let forward = self.forward.take();
+                self.shared
+                    .node
+                    .tasks
+                    .spawn(shared.tear_down(record, forward, events));
+            }
+            Action::Destroy(instance) => drop(self.shared.node.tasks.spawn(async move {
+                shared.node.workshop.demolish(&instance).await;
+            })),
+            // The driver does it itself.
+            Action::Remove => {}
+        }
+    }
+
+    fn publish(&mut self, record: &SandboxRecord) {
+        self.shared.publish(record);
+    }
+
+    fn kill(&mut self, record: &SandboxRecord) {
+        if let Some(instance) = record.state.instance() {
+            let (node, id) = (Arc::clone(&self.shared.node), instance.to_owned());
+            self.shared
+                .node
+                .tasks
+                .spawn(async move { node.workshop.kill(&id).await });
+        }
+    }
+
+    async fn remove(&mut self, record: &SandboxRecord) {
+        // Their task ends; readers that are under way are told so.
+        self.shared.sessions_cancel.cancel();
+        self.shared.holding().sessions = None;
+        self.shared.holding().image = None;
+        if let Some(image) = &record.image {
+            self.shared.node.images.unpin(&image.digest, &record.uid);
+            self.shared.node.collect_images();
+        }
+        self.shared.publish(record);
+    }
+}
+
+impl Shared {
+    async fn pull(self, record: SandboxRecord, events: mpsc::Sender<Event>) {
+        let (progress, seen) = watch::channel(Progress::default());
+        let outcome = tokio::select! {
+            outcome = self.node.images.ensure(&record.spec.image, record.spec.pull_policy, &progress) => outcome,
+            // Tells for as long as the pull goes on.
+            never = self.tell_progress(seen) => match never {},
+        };
+        self.holding().beside.pull = None;
+        let event = match outcome {
+            Ok(image) => {
+                // Pinned before the record says that it is used: pins of no record are gone after a restart.
+                self.node.images.pin(&image.digest, &record.uid);
+                let used = ImageUse {
+                    digest: image.digest,
+                    config: image.config.clone(),
+                };
+                self.holding().image = Some(image);
+                self.node.collect_images();
+                Event::Image(Ok(used))
+            }
+            Err(error) => Event::Image(Err(death::of_image(&error))),
+        };
+        drop(events.send(event).await);
+    }
+
+    async fn tell_progress(&self, mut seen: watch::Receiver<Progress>) -> Infallible {
+        let mut wait = PROGRESS_AFTER;
+        loop {
+            tokio::time::sleep(wait).await;
+            let now = *seen.borrow_and_update();
+            self.tell_beside(|beside| beside.pull = Some(now));
+            wait = PROGRESS_PERIOD;
+            if seen.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn claim(self, record: SandboxRecord, events: mpsc::Sender<Event>) {
+        let outcome = self
+            .node
+            .pool
+            .claim(&limits::shape(&record.spec.resources))
+            .await;
+        let event = match outcome {
+            Ok(instance) => {
+                let id = instance.id().to_owned();
+                self.hold(instance, &record, &events);
+                Event::Claimed(Ok(id))
+            }
+            Err(error) => Event::Claimed(Err(death::of_start(&error, error.is_limit()))),
+        };
+        if let Err(mpsc::error::SendError(Event::Claimed(Ok(id)))) = events.send(event).await {
+            self.node.workshop.demolish(&id).await;
+        }
+    }
+
+    /// Keeps an instance and watches its sentry.
+    pub(super) fn hold(
+        &self,
+        instance: Instance,
+        record: &SandboxRecord,
+        events: &mpsc::Sender<Event>,
+    ) {
+        let request = limits::memory_request(&record.spec.resources);
+        self.node.sampler.watch(
+            instance.id(),
+            &record.name,
+            request,
+            DriverHandle::new(events.clone()),
+        );
+        self.holding().instance = Some(instance.clone());
+        let (shared, record, events) = (self.clone(), record.clone(), events.clone());
+        self.node.tasks.spawn(async move {
+            tokio::select! {
+                // Cancel safe: the sandbox goes on without an agent.
+                () = shared.node.cancel.cancelled() => {}
+                // Cancel safe: looking at a pidfd takes nothing away.
+                gone = instance.sentry.gone() => {
+                    if let Err(error) = gone {
+                        tracing::error!(error = &error as &dyn std::error::Error, "cannot watch a sentry");
+                    }
+                    let cause = death::of_sentry(&shared.node, instance.id(), &record).await;
+                    drop(events.send(Event::Died(cause)).await);
+                }
+            }
+        });
+    }
+
+    async fn tear_down(
+        self,
+        record: SandboxRecord,
+        forward: Option<JoinHandle<()>>,
+        events: mpsc::Sender<Event>,
+    ) {
+        if let Some(forward) = forward {
+            forward.abort();
+            // Aborted or finished, both are fine.
+            drop(forward.await);
+        }
+        let State::Ending {
+            instance,
+            termination,
+        } = &record.state
+        else {
+            return;
+        };
+        let mut used = Usage::default();
+        if let Some(id) = instance {
+            self.node.workshop.kill(id).await;
+            start::end_sessions(&self, &record, termination.cause.reason.as_str()).await;
+            used = self.used(id, &record, termination.cause.reason).await;
+            crate::fault::point("sandbox.killed");
+            self.node.workshop.demolish(id).await;
+        }
+        self.holding().instance = None;
+        drop(events.send(Event::TornDown(used)).await);
+    }
+
+    /// What the instance used. Kept in a file until the record tells it: its group, which knows, goes before.
+    async fn used(&self, id: &str, record: &SandboxRecord, reason: Reason) -> Usage {
+        let folder = self.node.sandboxes.folder(&record.uid);
+        let (peak, _) = self.node.sampler.forget(id);
+        let limit_hit = (reason == Reason::OOMKilled)
+            .then(|| limits::of_sandbox(&record.spec.resources).memory);
+        let (cgroups, name) = (Arc::clone(&self.node.cgroups), id.to_owned());
+        let read = tokio::task::spawn_blocking(move || {
+            if let Some(kept) = usage::kept(&folder) {
+                return kept;
+            }
+            let used = usage::at_end(
+                peak,
+                &cgroups.counters(&name).unwrap_or_default(),
+                limit_hit,
+            );
+            usage::keep(&folder, &used);
+            used
+        });
+        read.await.unwrap_or_default()
+    }
+}

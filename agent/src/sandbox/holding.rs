@@ -1,0 +1,119 @@
+//! What a sandbox holds while its agent lives, and how it is shown to the world. Shared by the hands and their tasks.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use tokio_util::sync::CancellationToken;
+
+use super::record::SandboxRecord;
+use super::view::{self, Beside};
+use crate::board::Posting;
+use crate::clock;
+use crate::image::Image;
+use crate::instance::Instance;
+use crate::node::Node;
+use crate::session::Sessions;
+use crate::source::SandboxKey;
+
+/// What a sandbox holds while its agent lives.
+#[derive(Default)]
+pub(super) struct Holding {
+    pub(super) instance: Option<Instance>,
+    pub(super) sessions: Option<Sessions>,
+    /// The image, from its pull on.
+    pub(super) image: Option<Image>,
+    /// What is told beside the record.
+    pub(super) beside: Beside,
+    conditions: Vec<Condition>,
+    /// What was published last.
+    record: Option<SandboxRecord>,
+}
+
+/// What the hands and their tasks share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) node: Arc<Node>,
+    key: SandboxKey,
+    holding: Arc<Mutex<Holding>>,
+    /// Ends the task of its sessions.
+    pub(super) sessions_cancel: CancellationToken,
+}
+
+impl Shared {
+    /// Nothing held, nothing shown.
+    pub(super) fn new(node: Arc<Node>, key: SandboxKey) -> Self {
+        let beside = Beside {
+            node_name: node.name.clone(),
+            runtime: node.runtime.clone(),
+            ..Beside::default()
+        };
+        let holding = Holding {
+            beside,
+            ..Holding::default()
+        };
+        let sessions_cancel = node.cancel.child_token();
+        Self {
+            node,
+            key,
+            holding: Arc::new(Mutex::new(holding)),
+            sessions_cancel,
+        }
+    }
+
+    pub(super) fn holding(&self) -> MutexGuard<'_, Holding> {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The instance of the sandbox, if it has one.
+    pub(super) fn instance(&self) -> Option<Instance> {
+        self.holding().instance.clone()
+    }
+
+    /// Its sessions, once there are some.
+    pub(super) fn sessions(&self) -> Option<Sessions> {
+        self.holding().sessions.clone()
+    }
+
+    /// Changes what is told beside the record, and tells it with the record that was told last.
+    pub(super) fn tell_beside(&self, change: impl FnOnce(&mut Beside)) {
+        let record = {
+            let mut holding = self.holding();
+            change(&mut holding.beside);
+            holding.record.clone()
+        };
+        if let Some(record) = record {
+            self.publish(&record);
+        }
+    }
+
+    /// Shows the world how the sandbox stands.
+    pub(super) fn publish(&self, record: &SandboxRecord) {
+        let (status, sessions) = {
+            let mut holding = self.holding();
+            let status = view::status(
+                record,
+                &holding.beside,
+                &holding.conditions,
+                clock::now().wall,
+            );
+            holding.conditions.clone_from(&status.conditions);
+            holding.record = Some(record.clone());
+            (status, holding.sessions.clone())
+        };
+        let mut object = record.object.clone();
+        object.status = Some(status);
+        object.metadata.uid = Some(record.uid.clone());
+        object.metadata.generation = Some(record.generation);
+        // An apiserver has set it; standalone counts from when the agent took the sandbox on.
+        object
+            .metadata
+            .creation_timestamp
+            .get_or_insert(Time(record.bound.wall));
+        let posting = Posting {
+            object: Arc::new(object),
+            record: Arc::new(record.clone()),
+            sessions,
+        };
+        self.node.board.post(&self.key, posting);
+    }
+}

@@ -1,0 +1,216 @@
+//! What the agent remembers of a sandbox: enough to go on after `kill -9` at any instruction.
+
+use std::time::Duration;
+
+use cloche_crds::{Effective, FailureDomain, Reason, Sandbox};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Now;
+use crate::image::{Digest, ImageConfig};
+use crate::ledger::Record;
+
+/// A sandbox's record in the ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxRecord {
+    /// The object's UID: names the record's folder. A re-created object has another.
+    pub uid: String,
+    /// The object's namespace.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// The newest generation of the spec that was taken over.
+    pub generation: i64,
+    /// The object as it was applied, without status.
+    pub object: Sandbox,
+    /// Its spec, validated and with its defaults.
+    pub spec: Effective,
+    /// The boot in which `bound`, and every instance named here, came to be.
+    pub boot_id: String,
+    /// When the agent took it on. The start timeout counts from here.
+    pub bound: Now,
+    /// The image, once it is on the node. It stays pinned until the sandbox is gone.
+    pub image: Option<ImageUse>,
+    /// Where it stands.
+    pub state: State,
+    /// The object is gone or going: once ended, everything of it is removed.
+    pub deleted: bool,
+}
+
+impl Record for SandboxRecord {
+    const KIND: &'static str = "sandbox";
+    const VERSION: u32 = 1;
+}
+
+/// The image that a sandbox runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageUse {
+    /// Digest of its manifest.
+    pub digest: Digest,
+    /// What it says of how to run it.
+    pub config: ImageConfig,
+}
+
+/// Where a sandbox stands. Each is written before the effect that it announces.
+///
+/// ```text
+///   Bound ──► Claimed ──► MainRequested ──► Running ──► Stopping ──► Ending ──► Ended
+///     └──────────┴──────────────┴──────────────┴───────────────────────┘
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "at")]
+pub enum State {
+    /// Taken on: its image is being fetched, then an instance claimed.
+    Bound,
+    /// `instance` is its own; its container may or may not have been started.
+    Claimed {
+        /// Id of the instance.
+        instance: String,
+    },
+    /// Its container runs, and its command was asked for: it may or may not run.
+    MainRequested {
+        /// Id of the instance.
+        instance: String,
+    },
+    /// Its command runs, or it idles and serves exec.
+    Running {
+        /// Id of the instance.
+        instance: String,
+        /// When it first got here. `ttlSeconds` counts from here.
+        started: Now,
+    },
+    /// It is to end: its command was told to (SIGTERM) and has until `kill_at`.
+    Stopping {
+        /// Id of the instance.
+        instance: String,
+        /// When it first ran.
+        started: Now,
+        /// Why: stands from here on, whatever the command does.
+        because: Cause,
+        /// Boot time at which it is killed.
+        kill_at: Duration,
+    },
+    /// It has ended; what is left of it is being taken down.
+    Ending {
+        /// Id of the instance, if it has one.
+        instance: Option<String>,
+        /// How it ended.
+        termination: Termination,
+    },
+    /// Nothing of it runs or is held any more.
+    Ended {
+        /// How it ended.
+        termination: Termination,
+    },
+}
+
+impl State {
+    /// The instance that it claims.
+    pub fn instance(&self) -> Option<&str> {
+        match self {
+            Self::Bound | Self::Ended { .. } => None,
+            Self::Claimed { instance }
+            | Self::MainRequested { instance }
+            | Self::Running { instance, .. }
+            | Self::Stopping { instance, .. } => Some(instance),
+            Self::Ending { instance, .. } => instance.as_deref(),
+        }
+    }
+
+    /// When it first ran, while it has not ended.
+    pub fn started(&self) -> Option<Now> {
+        match self {
+            Self::Running { started, .. } | Self::Stopping { started, .. } => Some(*started),
+            Self::Bound
+            | Self::Claimed { .. }
+            | Self::MainRequested { .. }
+            | Self::Ending { .. }
+            | Self::Ended { .. } => None,
+        }
+    }
+
+    /// How it ended, once it has.
+    pub fn termination(&self) -> Option<&Termination> {
+        match self {
+            Self::Ending { termination, .. } | Self::Ended { termination } => Some(termination),
+            Self::Bound
+            | Self::Claimed { .. }
+            | Self::MainRequested { .. }
+            | Self::Running { .. }
+            | Self::Stopping { .. } => None,
+        }
+    }
+
+    /// Its name, for logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Bound => "Bound",
+            Self::Claimed { .. } => "Claimed",
+            Self::MainRequested { .. } => "MainRequested",
+            Self::Running { .. } => "Running",
+            Self::Stopping { .. } => "Stopping",
+            Self::Ending { .. } => "Ending",
+            Self::Ended { .. } => "Ended",
+        }
+    }
+}
+
+/// Why a sandbox ends, with what is known of its command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cause {
+    /// The reason.
+    pub reason: Reason,
+    /// Who is at fault.
+    pub domain: FailureDomain,
+    /// One line for a person: what happened, to what, and what to do.
+    pub message: String,
+    /// Exit code of its command, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// The signal that ended its command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+}
+
+impl Cause {
+    /// A cause without an exit code.
+    pub fn new(reason: Reason, domain: FailureDomain, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            domain,
+            message: message.into(),
+            exit_code: None,
+            signal: None,
+        }
+    }
+}
+
+/// How a sandbox ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Termination {
+    /// Why. The first cause wins.
+    #[serde(flatten)]
+    pub cause: Cause,
+    /// When it first ran; absent if it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Timestamp,
+    /// What it used; known once it has been taken down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+}
+
+/// What a sandbox used over its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// The most anonymous and shared memory seen in use, in bytes, sentry included.
+    pub peak_memory: u64,
+    /// CPU time in microseconds, sentry included.
+    pub cpu_usec: u64,
+}

@@ -1,0 +1,457 @@
+//! The effects that start a sandbox, or find a running one again.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+
+use cloche_crds::MainCommand;
+use cloche_proto::frame::{BRIDGE_USER, Setup};
+use futures::future::BoxFuture;
+use nix::fcntl::OFlag;
+use nix::sys::signal::Signal;
+use nix::unistd::pipe2;
+use tokio::sync::mpsc;
+
+use super::holding::Shared;
+use super::record::{Cause, SandboxRecord, State};
+use super::step::Event;
+use super::{command, death};
+use crate::fault;
+use crate::instance::{Instance, limits};
+use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
+use crate::runsc::{Sentry, spec};
+use crate::session::{
+    Bridge, BridgeError, CommandId, Link, NewSession, Pipes, SessionError, Sessions,
+};
+use crate::sys::log::BoundedLog;
+
+/// Bytes of what init says that are kept, and that are told.
+const INIT_SAYS: usize = 16 << 10;
+const INIT_TOLD: usize = 512;
+
+/// Limits, container, channel: everything before the command.
+pub(super) async fn prepare(shared: Shared, record: SandboxRecord, events: mpsc::Sender<Event>) {
+    let outcome = try_prepare(&shared, &record).await;
+    drop(events.send(Event::Prepared(outcome)).await);
+}
+
+async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Cause> {
+    let instance = shared
+        .instance()
+        .ok_or_else(|| death::internal("its instance is not held"))?;
+    let image = shared
+        .holding()
+        .image
+        .clone()
+        .ok_or_else(|| death::internal("its image is not held"))?;
+    let limits = limits::of_sandbox(&record.spec.resources);
+    let (cgroups, id) = (Arc::clone(&shared.node.cgroups), instance.id().to_owned());
+    tokio::task::spawn_blocking(move || cgroups.limit(&id, &limits))
+        .await
+        .map_err(|error| death::of_start(&error, false))?
+        .map_err(|error| death::of_start(&error, true))?;
+    fault::point("claim.limited");
+
+    let erofs = image.erofs.clone();
+    let (scratch, init) = (
+        shared.node.scratch.clone(),
+        shared.node.workshop.profile.init_erofs(),
+    );
+    let files = tokio::task::spawn_blocking(move || Files::open(&scratch, &erofs, &init))
+        .await
+        .map_err(|error| death::of_start(&error, false))?
+        .map_err(|error| death::of_start(&error, false))?;
+    let mut sentry = Sentry::connect(&instance.paths)
+        .await
+        .map_err(|error| death::of_start(&error, false))?;
+    sentry
+        .create_main()
+        .await
+        .map_err(|error| death::of_start(&error, false))?;
+    fault::point("claim.container-created");
+    let main = MainFiles {
+        stdin: files.guest_in.as_fd(),
+        stdout: files.guest_out.as_fd(),
+        stderr: files.said.file(),
+        scratch: files.scratch.as_fd(),
+        image: files.image.as_fd(),
+        init: files.init.as_fd(),
+    };
+    let main_spec = spec::main(instance.paths.name());
+    sentry
+        .start_created_main(&main_spec, main, None)
+        .await
+        .map_err(|error| death::of_start(&error, false))?;
+    fault::point("claim.container-started");
+
+    // The guest's ends too: as long as we hold them, its end would not show.
+    let Files {
+        to_guest,
+        from_guest,
+        said,
+        guest_in: _,
+        guest_out: _,
+        scratch: _,
+        image: _,
+        init: _,
+    } = files;
+    let pipes = Pipes {
+        from_guest,
+        to_guest,
+    };
+    let bridge = Arc::new(SentryBridge { instance });
+    let sessions = open(shared, record, Some(pipes), bridge)
+        .await
+        .map_err(|error| death::of_start(&error, false))?;
+    set_up(shared, &sessions, &said).await?;
+    fault::point("claim.channel");
+    Ok(())
+}
+
+/// Waits until init answers and has done what it was told.
+async fn set_up(shared: &Shared, sessions: &Sessions, said: &BoundedLog) -> Result<(), Cause> {
+    let mut health = sessions.health();
+    loop {
+        let seen = health.borrow_and_update().clone();
+        match (seen.link, seen.setup) {
+            (Link::Up, Some(failed)) if failed.is_empty() => return Ok(()),
+            (Link::Up, Some(failed)) => {
+                return Err(death::internal(&format!(
+                    "its init could not be set up: {failed}"
+                )));
+            }
+            (Link::Unavailable { why }, _) if init_has_ended(shared).await => {
+                let said = said.text(INIT_TOLD).unwrap_or_default();
+                return Err(death::of_init_gone(if said.is_empty() {
+                    &why
+                } else {
+                    &said
+                }));
+            }
+            (Link::SpawnerKilled { message }, _) => return Err(death::of_init(&message)),
+            (Link::Up | Link::Connecting | Link::Unavailable { .. } | Link::Ended, _) => {}
+        }
+        if health.changed().await.is_err() {
+            return Err(death::internal("its channel was closed"));
+        }
+    }
+}
+
+/// Whether the sentry says that the container `main` has ended, which a sandbox outlives.
+async fn init_has_ended(shared: &Shared) -> bool {
+    let Some(instance) = shared.instance() else {
+        return false;
+    };
+    let asked = async { Sentry::connect(&instance.paths).await?.main_state().await };
+    matches!(asked.await, Ok(ContainerState::Stopped))
+}
+
+/// Descriptors of `main`, and our ends of its channel.
+struct Files {
+    guest_in: OwnedFd,
+    guest_out: OwnedFd,
+    to_guest: OwnedFd,
+    from_guest: OwnedFd,
+    /// What init says before it gives up: a file in memory that cannot grow.
+    said: BoundedLog,
+    scratch: File,
+    image: File,
+    init: File,
+}
+
+impl Files {
+    fn open(
+        scratch: &std::path::Path,
+        image: &std::path::Path,
+        init: &std::path::Path,
+    ) -> std::io::Result<Self> {
+        let (guest_in, to_guest) = pipe2(OFlag::O_CLOEXEC)?;
+        let (from_guest, guest_out) = pipe2(OFlag::O_CLOEXEC)?;
+        let scratch = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            // Unnamed: it goes with its last descriptor, whoever dies.
+            .custom_flags(OFlag::O_TMPFILE.bits())
+            .open(scratch)?;
+        Ok(Self {
+            guest_in,
+            guest_out,
+            to_guest,
+            from_guest,
+            said: BoundedLog::new(INIT_SAYS)?,
+            scratch,
+            image: File::open(image)?,
+            init: File::open(init)?,
+        })
+    }
+}
+
+/// Opens the sandbox's sessions, and keeps them where the api finds them.
+async fn open(
+    shared: &Shared,
+    record: &SandboxRecord,
+    pipes: Option<Pipes>,
+    bridge: Arc<dyn Bridge>,
+) -> Result<Sessions, SessionError> {
+    let folder = shared.node.sandboxes.folder(&record.uid).join("sessions");
+    let setup = Setup {
+        hostname: record.spec.hostname.clone(),
+    };
+    let sessions = Sessions::open(
+        &folder,
+        pipes,
+        bridge,
+        setup,
+        shared.sessions_cancel.clone(),
+    )
+    .await?;
+    shared.holding().sessions = Some(sessions.clone());
+    shared.tell_beside(|_| {});
+    Ok(sessions)
+}
+
+/// Opens the sessions that a sandbox had under an earlier agent. That they cannot be is told by whoever needs them next.
+pub(super) async fn find_sessions(shared: &Shared, record: &SandboxRecord) {
+    let bridge: Arc<dyn Bridge> = match (&record.state, shared.instance()) {
+        (State::Bound | State::Claimed { .. }, _) => return,
+        (_, Some(instance)) => Arc::new(SentryBridge { instance }),
+        (_, None) => Arc::new(NoBridge),
+    };
+    if let Err(error) = open(shared, record, None, bridge).await {
+        tracing::error!(
+            sandbox = record.name,
+            error = &error as &dyn std::error::Error,
+            "cannot open the sessions of a sandbox"
+        );
+    }
+}
+
+/// Finds the channel of a running instance again, by its bridge.
+pub(super) async fn reopen(shared: &Shared, record: &SandboxRecord) -> Result<Sessions, Cause> {
+    let instance = shared
+        .instance()
+        .ok_or_else(|| death::internal("its instance is not held"))?;
+    open(shared, record, None, Arc::new(SentryBridge { instance }))
+        .await
+        .map_err(|error| death::of_start(&error, false))
+}
+
+/// Ends all sessions of a sandbox that has ended; what they printed and how they ended can still be read.
+pub(super) async fn end_sessions(shared: &Shared, record: &SandboxRecord, reason: &str) {
+    let sessions = match shared.sessions() {
+        Some(sessions) => Ok(sessions),
+        None => open(shared, record, None, Arc::new(NoBridge)).await,
+    };
+    let ended = match sessions {
+        Ok(sessions) => sessions.end_all(reason).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ended {
+        tracing::error!(
+            sandbox = record.name,
+            error = &error as &dyn std::error::Error,
+            "cannot end the sessions of a sandbox"
+        );
+    }
+}
+
+/// Gets or creates the session `main`, and tells its start and its end; tells also when init was killed from inside.
+pub(super) async fn main(shared: Shared, record: SandboxRecord, events: mpsc::Sender<Event>) {
+    let event = match follow_main(&shared, &record, &events).await {
+        Ok(event) => event,
+        Err(cause) => Event::Died(cause),
+    };
+    drop(events.send(event).await);
+}
+
+async fn follow_main(
+    shared: &Shared,
+    record: &SandboxRecord,
+    events: &mpsc::Sender<Event>,
+) -> Result<Event, Cause> {
+    let sessions = match shared.sessions() {
+        Some(sessions) => sessions,
+        // After a restart of the agent.
+        None => reopen(shared, record).await?,
+    };
+    let image = record
+        .image
+        .as_ref()
+        .ok_or_else(|| death::internal("its image is not known"))?;
+    let spec = match command::main(record, image) {
+        Ok(spec) => spec,
+        Err(error) => return Ok(Event::MainEnded(death::of_command(&error))),
+    };
+    let health = watch_health(shared, &sessions);
+    let Some(spec) = spec else {
+        drop(events.send(Event::MainStarted).await);
+        return Ok(health.await);
+    };
+    debug_assert_ne!(record.spec.main, MainCommand::Idle);
+    let new = NewSession {
+        spec,
+        kill_on_detach: None,
+    };
+    let (session, _) = sessions
+        .create(main_id(), new)
+        .await
+        .map_err(|error| death::of_start(&error, false))?;
+    fault::point("main.created");
+    let main = async {
+        let mut state = session.state();
+        let started = state
+            .wait_for(|state| state.pid > 0 || state.ended.is_some())
+            .await
+            .is_ok();
+        if started && session.state().borrow().ended.is_none() {
+            drop(events.send(Event::MainStarted).await);
+        }
+        match state.wait_for(|state| state.ended.is_some()).await {
+            Ok(state) => state.ended.as_deref().map(death::of_main),
+            Err(_) => None,
+        }
+    };
+    tokio::select! {
+        // Both are cancel safe: they look at levels.
+        Some(cause) = main => {
+            // Init's end ends the command too. It is told before the ends that it causes.
+            let link = sessions.health().borrow().link.clone();
+            if let Link::SpawnerKilled { message } = link {
+                Ok(Event::InitKilled(death::of_init(&message)))
+            } else {
+                Ok(Event::MainEnded(cause))
+            }
+        }
+        event = health => Ok(event),
+    }
+}
+
+/// Shows whether sessions can be reached, and returns only when init was killed from inside.
+async fn watch_health(shared: &Shared, sessions: &Sessions) -> Event {
+    let mut health = sessions.health();
+    loop {
+        let link = health.borrow_and_update().link.clone();
+        match link {
+            Link::SpawnerKilled { message } => return Event::InitKilled(death::of_init(&message)),
+            Link::Unavailable { why } if init_has_ended(shared).await => {
+                return Event::Died(death::of_init_gone(&why));
+            }
+            Link::Unavailable { why } => {
+                shared.tell_beside(|beside| beside.sessions_unavailable = Some(why));
+            }
+            Link::Up => shared.tell_beside(|beside| beside.sessions_unavailable = None),
+            Link::Connecting | Link::Ended => {}
+        }
+        if health.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Sends SIGTERM to the command, once its init answers: after a restart of the agent it does not yet.
+pub(super) async fn terminate(shared: Shared, record: SandboxRecord) {
+    let Some(sessions) = shared.sessions() else {
+        return;
+    };
+    let mut health = sessions.health();
+    loop {
+        health.mark_unchanged();
+        let sent = async { sessions.get(&main_id()).await?.terminate().await };
+        match sent.await {
+            Ok(()) | Err(SessionError::Ended { .. }) => return,
+            Err(SessionError::Unavailable { .. }) => {}
+            Err(error) => {
+                tracing::warn!(
+                    sandbox = record.name,
+                    error = &error as &dyn std::error::Error,
+                    "cannot tell a command to end"
+                );
+                return;
+            }
+        }
+        if health.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The way to a sandbox's init by its sentry.
+struct SentryBridge {
+    instance: Instance,
+}
+
+impl Bridge for SentryBridge {
+    fn connect(&self) -> BoxFuture<'_, Result<Pipes, BridgeError>> {
+        Box::pin(async {
+            let (guest_in, to_guest) = pipe2(OFlag::O_CLOEXEC).map_err(failed_to("bridge to"))?;
+            let (from_guest, guest_out) =
+                pipe2(OFlag::O_CLOEXEC).map_err(failed_to("bridge to"))?;
+            let mut sentry = Sentry::connect(&self.instance.paths)
+                .await
+                .map_err(failed_to("bridge to"))?;
+            let init = format!("{}/init", spec::INIT_MOUNT);
+            let program = Execute {
+                argv: &[&init, "bridge"],
+                uid: BRIDGE_USER,
+                gid: BRIDGE_USER,
+                files: &[guest_in.as_fd(), guest_out.as_fd()],
+            };
+            sentry
+                .execute(program)
+                .await
+                .map_err(failed_to("bridge to"))?;
+            Ok(Pipes {
+                from_guest,
+                to_guest,
+            })
+        })
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), BridgeError>> {
+        Box::pin(async {
+            let mut sentry = Sentry::connect(&self.instance.paths)
+                .await
+                .map_err(failed_to("wake"))?;
+            sentry
+                .signal_main(Signal::SIGCONT)
+                .await
+                .map_err(failed_to("wake"))
+        })
+    }
+}
+
+/// The bridge of a sandbox that has no instance any more.
+struct NoBridge;
+
+impl Bridge for NoBridge {
+    fn connect(&self) -> BoxFuture<'_, Result<Pipes, BridgeError>> {
+        Box::pin(async {
+            Err(failed_to("bridge to")(std::io::Error::from(
+                std::io::ErrorKind::NotConnected,
+            )))
+        })
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), BridgeError>> {
+        Box::pin(async {
+            Err(failed_to("wake")(std::io::Error::from(
+                std::io::ErrorKind::NotConnected,
+            )))
+        })
+    }
+}
+
+fn failed_to<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    operation: &'static str,
+) -> impl FnOnce(E) -> BridgeError {
+    move |error| BridgeError {
+        operation,
+        source: error.into(),
+    }
+}
+
+fn main_id() -> CommandId {
+    CommandId::main()
+}

@@ -1,0 +1,348 @@
+//! The state machine of one sandbox. Pure: what is to be done in a state when something happens.
+//!
+//! The driver writes the record that comes back before it performs the actions. The first cause of an end wins: nothing that
+//! happens in `Stopping`, `Ending` or `Ended` changes the reason.
+
+use std::time::Duration;
+
+use cloche_crds::{Effective, FailureDomain, MainCommand, Reason, Sandbox};
+
+use super::record::{Cause, ImageUse, SandboxRecord, State, Termination, Usage};
+use crate::clock::Now;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The driver begins, with a new record or one that recovery has decided.
+    Begin,
+    /// The image is here, or cannot be had.
+    Image(Result<ImageUse, Cause>),
+    /// An instance (by id) is ours, or none can be had.
+    Claimed(Result<String, Cause>),
+    /// The container runs and its init answers, or this failed.
+    Prepared(Result<(), Cause>),
+    /// The command runs (or, where there is none, init serves).
+    MainStarted,
+    /// The command ended, or could not be started.
+    MainEnded(Cause),
+    /// The process that all sessions live under was killed from inside.
+    InitKilled(Cause),
+    /// The sentry is gone, and why.
+    Died(Cause),
+    /// A deadline may be over.
+    Tick,
+    /// The object is gone or going.
+    Delete,
+    /// `spec.lifecycle` changed; what differs elsewhere is not taken over.
+    Changed {
+        /// The new generation.
+        generation: i64,
+        /// The object as it is now.
+        object: Box<Sandbox>,
+        /// Its spec.
+        spec: Box<Effective>,
+    },
+    /// The node needs what it uses.
+    Evict(Cause),
+    /// Nothing of the instance is left.
+    TornDown(Usage),
+}
+
+/// Something to be done. Each comes back as the event that it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Fetch the image and pin it: [`Event::Image`].
+    Pull,
+    /// Get an instance: [`Event::Claimed`].
+    Claim,
+    /// Set limits, start the container, open the channel, set the guest up: [`Event::Prepared`].
+    Prepare,
+    /// Get or create the session `main`, if there is a command, and watch it: [`Event::MainStarted`], [`Event::MainEnded`].
+    /// After a restart of the agent the channel is found again first.
+    RequestMain,
+    /// Send SIGTERM to the command.
+    Terminate,
+    /// Stop whatever effect is under way, kill and remove the instance and what it holds: [`Event::TornDown`].
+    TearDown,
+    /// Let the output of the sandbox's commands be read, which has ended under an earlier agent.
+    ServeLogs,
+    /// Kill and remove an instance that came too late.
+    Destroy(String),
+    /// Remove all that is left of the sandbox, its record last; the driver ends.
+    Remove,
+}
+
+/// The record after `event`, and what to do. Called with the driver's own events only; total over all pairs.
+pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, Vec<Action>) {
+    let mut next = record.clone();
+    let actions = match event {
+        Event::Begin => begin(&next),
+        Event::Image(outcome) => on_image(&mut next, outcome, now),
+        Event::Claimed(outcome) => on_claimed(&mut next, outcome, now),
+        Event::Prepared(outcome) => on_prepared(&mut next, outcome, now),
+        Event::MainStarted => on_main_started(&mut next, now),
+        Event::MainEnded(cause) => on_main_ended(&mut next, cause, now),
+        Event::InitKilled(cause) => {
+            // Only a command can do that: it has been running.
+            on_main_started(&mut next, now);
+            end(&mut next, cause, now)
+        }
+        Event::Died(cause) | Event::Evict(cause) => end(&mut next, cause, now),
+        Event::Tick => on_tick(&mut next, now),
+        Event::Delete => on_delete(&mut next, now),
+        Event::Changed {
+            generation,
+            object,
+            spec,
+        } => {
+            if next.spec.same_but_lifecycle(&spec) {
+                next.generation = generation;
+                next.object = *object;
+                next.spec = *spec;
+            }
+            on_tick(&mut next, now)
+        }
+        Event::TornDown(usage) => on_torn_down(&mut next, usage),
+    };
+    (next, actions)
+}
+
+/// Boot time of the next deadline, if the state has one.
+pub fn deadline(record: &SandboxRecord) -> Option<Duration> {
+    match &record.state {
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+            Some(record.bound.boot.saturating_add(record.spec.start_timeout))
+        }
+        State::Running { started, .. } => {
+            record.spec.ttl.map(|ttl| started.boot.saturating_add(ttl))
+        }
+        State::Stopping { kill_at, .. } => Some(*kill_at),
+        State::Ending { .. } | State::Ended { .. } => None,
+    }
+}
+
+fn begin(record: &SandboxRecord) -> Vec<Action> {
+    match &record.state {
+        State::Bound => vec![Action::Pull],
+        State::Claimed { .. } => vec![Action::Prepare],
+        State::MainRequested { .. } | State::Running { .. } => vec![Action::RequestMain],
+        State::Stopping { .. } => vec![Action::RequestMain, Action::Terminate],
+        State::Ending { .. } => vec![Action::TearDown],
+        State::Ended { .. } if record.deleted => vec![Action::Remove],
+        State::Ended { .. } => vec![Action::ServeLogs],
+    }
+}
+
+fn on_image(record: &mut SandboxRecord, outcome: Result<ImageUse, Cause>, now: Now) -> Vec<Action> {
+    match (&record.state, outcome) {
+        (State::Bound, Ok(image)) => {
+            record.image = Some(image);
+            vec![Action::Claim]
+        }
+        (State::Bound, Err(cause)) => end(record, cause, now),
+        // It was stopped while the image came: the image is not pinned by an event that nobody takes.
+        (
+            State::Claimed { .. }
+            | State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. }
+            | State::Ended { .. },
+            _,
+        ) => Vec::new(),
+    }
+}
+
+fn on_claimed(record: &mut SandboxRecord, outcome: Result<String, Cause>, now: Now) -> Vec<Action> {
+    match (&record.state, outcome) {
+        (State::Bound, Ok(instance)) => {
+            record.state = State::Claimed { instance };
+            vec![Action::Prepare]
+        }
+        (State::Bound, Err(cause)) => end(record, cause, now),
+        (
+            State::Claimed { .. }
+            | State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. }
+            | State::Ended { .. },
+            Ok(instance),
+        ) => vec![Action::Destroy(instance)],
+        (
+            State::Claimed { .. }
+            | State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. }
+            | State::Ended { .. },
+            Err(_),
+        ) => Vec::new(),
+    }
+}
+
+fn on_prepared(record: &mut SandboxRecord, outcome: Result<(), Cause>, now: Now) -> Vec<Action> {
+    match (&record.state, outcome) {
+        (State::Claimed { instance }, Ok(())) => {
+            record.state = State::MainRequested {
+                instance: instance.clone(),
+            };
+            vec![Action::RequestMain]
+        }
+        (State::Claimed { .. }, Err(cause)) => end(record, cause, now),
+        (
+            State::Bound
+            | State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. }
+            | State::Ended { .. },
+            _,
+        ) => Vec::new(),
+    }
+}
+
+fn on_main_started(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    if let State::MainRequested { instance } = &record.state {
+        record.state = State::Running {
+            instance: instance.clone(),
+            started: now,
+        };
+    }
+    Vec::new()
+}
+
+fn on_main_ended(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
+    // A command can run and end between two looks: it has been running all the same.
+    let could_not_start = matches!(
+        cause.reason,
+        Reason::CommandNotFound | Reason::CommandNotExecutable
+    );
+    if !could_not_start {
+        on_main_started(record, now);
+    }
+    if let State::Stopping { because, .. } = &mut record.state {
+        because.exit_code = cause.exit_code;
+        because.signal = cause.signal;
+    }
+    end(record, cause, now)
+}
+
+fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    if deadline(record).is_none_or(|deadline| now.boot < deadline) {
+        return Vec::new();
+    }
+    match &record.state {
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+            let waiting_for = match record.state {
+                State::Bound if record.image.is_none() => "its image was still being pulled",
+                State::Bound => "it was waiting for an instance",
+                _ => "its command was being started",
+            };
+            let seconds = record.spec.start_timeout.as_secs();
+            let message = format!(
+                "not running {seconds} s after it was bound (spec.lifecycle.startTimeoutSeconds): {waiting_for}"
+            );
+            end(
+                record,
+                Cause::new(Reason::StartTimeout, FailureDomain::Infrastructure, message),
+                now,
+            )
+        }
+        State::Running { .. } => {
+            let seconds = record.spec.ttl.unwrap_or_default().as_secs();
+            let message =
+                format!("{seconds} s since its start are over (spec.lifecycle.ttlSeconds)");
+            stop(
+                record,
+                Cause::new(Reason::DeadlineExceeded, FailureDomain::Policy, message),
+                now,
+            )
+        }
+        State::Stopping { because, .. } => {
+            let because = because.clone();
+            end(record, because, now)
+        }
+        State::Ending { .. } | State::Ended { .. } => Vec::new(),
+    }
+}
+
+fn on_delete(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    record.deleted = true;
+    match &record.state {
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+            end(record, deleted(), now)
+        }
+        State::Running { .. } => stop(record, deleted(), now),
+        State::Stopping { .. } | State::Ending { .. } => Vec::new(),
+        State::Ended { .. } => vec![Action::Remove],
+    }
+}
+
+fn on_torn_down(record: &mut SandboxRecord, usage: Usage) -> Vec<Action> {
+    let State::Ending { termination, .. } = &record.state else {
+        return Vec::new();
+    };
+    let termination = Termination {
+        usage: Some(usage),
+        ..termination.clone()
+    };
+    record.state = State::Ended { termination };
+    if record.deleted {
+        vec![Action::Remove]
+    } else {
+        Vec::new()
+    }
+}
+
+fn deleted() -> Cause {
+    Cause::new(
+        Reason::Deleted,
+        FailureDomain::User,
+        "its object was deleted",
+    )
+}
+
+/// Ends a running sandbox with grace: its command gets SIGTERM and time. Without a command there is nobody to tell.
+fn stop(record: &mut SandboxRecord, because: Cause, now: Now) -> Vec<Action> {
+    let State::Running { instance, started } = &record.state else {
+        return end(record, because, now);
+    };
+    if record.spec.main == MainCommand::Idle {
+        return end(record, because, now);
+    }
+    let kill_at = now.boot.saturating_add(record.spec.grace);
+    record.state = State::Stopping {
+        instance: instance.clone(),
+        started: *started,
+        because,
+        kill_at,
+    };
+    vec![Action::Terminate]
+}
+
+/// Ends the sandbox now. Where an end was begun already, its reason stays.
+fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
+    let cause = match &record.state {
+        State::Ending { .. } | State::Ended { .. } => return Vec::new(),
+        State::Stopping { because, .. } => because.clone(),
+        State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. } => cause,
+    };
+    let termination = Termination {
+        cause,
+        started_at: record.state.started().map(|started| started.wall),
+        finished_at: now.wall,
+        usage: None,
+    };
+    record.state = State::Ending {
+        instance: record.state.instance().map(str::to_owned),
+        termination,
+    };
+    vec![Action::TearDown]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::sandbox::fixture::{now_at, record};
+
+fn fault(reason: Reason) -> Cause {
+    Cause::new(reason, reason.default_domain(), "for the test")
+}
+
+fn exit(code: i32) -> Cause {
+    let reason = if code == 0 {
+        Reason::Completed
+    } else {
+        Reason::Error
+    };
+    Cause {
+        exit_code: Some(code),
+        ..fault(reason)
+    }
+}
+
+fn image() -> ImageUse {
+    ImageUse {
+        digest: crate::image::Digest::of(b"an image"),
+        config: crate::image::ImageConfig::default(),
+    }
+}
+
+/// The record after these events, each one second after the other, with all actions in order.
+fn play(
+    start: SandboxRecord,
+    events: impl IntoIterator<Item = Event>,
+) -> (SandboxRecord, Vec<Action>) {
+    let mut record = start;
+    let mut all = Vec::new();
+    for (second, event) in (1..).zip(events) {
+        let (next, actions) = step(&record, event, now_at(second));
+        record = next;
+        all.extend(actions);
+    }
+    (record, all)
+}
+
+fn to_running() -> Vec<Event> {
+    vec![
+        Event::Begin,
+        Event::Image(Ok(image())),
+        Event::Claimed(Ok("i1".to_owned())),
+        Event::Prepared(Ok(())),
+        Event::MainStarted,
+    ]
+}
+
+#[test]
+fn who_kills_init_has_run() {
+    let mut events = to_running();
+    // What the command did is seen before that it runs.
+    events.pop();
+    events.push(Event::InitKilled(fault(Reason::Error)));
+    let (record, _) = play(record(), events);
+    let termination = record.state.termination().unwrap();
+    assert_eq!(termination.cause, fault(Reason::Error));
+    assert!(termination.started_at.is_some());
+}
+
+#[test]
+fn a_whole_life() {
+    use Action::{Claim, Prepare, Pull, Remove, RequestMain, TearDown};
+    let events = to_running().into_iter().chain([
+        Event::MainEnded(exit(0)),
+        Event::TornDown(Usage::default()),
+        Event::Delete,
+    ]);
+    let (record, actions) = play(record(), events);
+    assert_eq!(
+        actions,
+        [Pull, Claim, Prepare, RequestMain, TearDown, Remove]
+    );
+    let end = record.state.termination().unwrap();
+    assert_eq!(
+        (end.cause.reason, end.cause.exit_code),
+        (Reason::Completed, Some(0))
+    );
+    assert_eq!(end.started_at, Some(now_at(5).wall));
+    assert_eq!(end.finished_at, now_at(6).wall);
+}
+
+#[test]
+fn deleting_a_running_one_gives_its_command_time() {
+    let (stopping, actions) = play(record(), to_running().into_iter().chain([Event::Delete]));
+    assert_eq!(actions.last(), Some(&Action::Terminate));
+    // It ends by itself within the grace period: its exit code is kept, the reason stays.
+    let (ended, actions) = step(&stopping, Event::MainEnded(exit(3)), now_at(7));
+    assert_eq!(actions, [Action::TearDown]);
+    let end = ended.state.termination().unwrap();
+    assert_eq!(
+        (end.cause.reason, end.cause.exit_code),
+        (Reason::Deleted, Some(3))
+    );
+    // It does not: killed when the grace period is over, not before.
+    let before = stopping.clone();
+    assert_eq!(step(&stopping, Event::Tick, now_at(10)), (before, vec![]));
+    let (killed, actions) = step(&stopping, Event::Tick, now_at(11));
+    assert_eq!(actions, [Action::TearDown]);
+    assert_eq!(
+        killed.state.termination().unwrap().cause.reason,
+        Reason::Deleted
+    );
+}
+
+#[test]
+fn deleting_an_idle_one_kills_it_at_once() {
+    let mut idle = record();
+    idle.spec.main = MainCommand::Idle;
+    let (_, actions) = play(idle, to_running().into_iter().chain([Event::Delete]));
+    assert_eq!(actions.last(), Some(&Action::TearDown));
+}
+
+#[test]
+fn the_time_to_live_counts_from_running_and_says_so() {
+    let (running, _) = play(record(), to_running());
+    assert_eq!(deadline(&running), Some(now_at(5 + 60).boot));
+    let (stopping, actions) = step(&running, Event::Tick, now_at(65));
+    assert_eq!(actions, [Action::Terminate]);
+    let (ended, _) = step(&stopping, Event::Tick, now_at(70));
+    let cause = &ended.state.termination().unwrap().cause;
+    assert_eq!(
+        (cause.reason, cause.domain),
+        (Reason::DeadlineExceeded, FailureDomain::Policy)
+    );
+    assert!(
+        cause.message.contains("60 s") && cause.message.contains("ttlSeconds"),
+        "{}",
+        cause.message
+    );
+}
+
+#[test]
+fn a_shorter_time_to_live_counts_at_once_and_a_longer_one_saves() {
+    let (running, _) = play(record(), to_running());
+    let lifecycle = |seconds| {
+        let spec = Effective {
+            ttl: Some(Duration::from_secs(seconds)),
+            ..running.spec.clone()
+        };
+        Event::Changed {
+            generation: 2,
+            object: Box::new(running.object.clone()),
+            spec: Box::new(spec),
+        }
+    };
+    let (shorter, actions) = step(&running, lifecycle(10), now_at(20));
+    assert_eq!((actions, shorter.generation), (vec![Action::Terminate], 2));
+    let (longer, _) = step(&running, lifecycle(100), now_at(20));
+    assert_eq!(step(&longer, Event::Tick, now_at(90)).1, []);
+}
+
+#[test]
+fn a_change_of_anything_else_is_not_taken_over() {
+    let (running, _) = play(record(), to_running());
+    let spec = Effective {
+        hostname: "other".to_owned(),
+        ..running.spec.clone()
+    };
+    let changed = Event::Changed {
+        generation: 2,
+        object: Box::new(running.object.clone()),
+        spec: Box::new(spec),
+    };
+    assert_eq!(
+        step(&running, changed, now_at(20)),
+        (running.clone(), vec![])
+    );
+}
+
+#[test]
+fn the_start_timeout_covers_everything_before_running() {
+    for steps in 0..4 {
+        let (starting, _) = play(record(), to_running().into_iter().take(steps + 1));
+        assert_eq!(
+            deadline(&starting),
+            Some(now_at(300).boot),
+            "{}",
+            starting.state.name()
+        );
+        let (ended, actions) = step(&starting, Event::Tick, now_at(300));
+        assert_eq!(actions, [Action::TearDown]);
+        assert_eq!(
+            ended.state.termination().unwrap().cause.reason,
+            Reason::StartTimeout
+        );
+        assert_eq!(ended.state.termination().unwrap().started_at, None);
+    }
+}
+
+#[test]
+fn a_command_that_cannot_be_started_never_ran() {
+    let events = to_running()
+        .into_iter()
+        .take(4)
+        .chain([Event::MainEnded(fault(Reason::CommandNotFound))]);
+    let (ended, _) = play(record(), events);
+    let end = ended.state.termination().unwrap();
+    assert_eq!(
+        (end.cause.reason, end.started_at),
+        (Reason::CommandNotFound, None)
+    );
+}
+
+#[test]
+fn an_instance_that_comes_too_late_is_destroyed() {
+    let (ending, _) = play(
+        record(),
+        [Event::Begin, Event::Image(Ok(image())), Event::Delete],
+    );
+    let (after, actions) = step(&ending, Event::Claimed(Ok("late".to_owned())), now_at(9));
+    assert_eq!(actions, [Action::Destroy("late".to_owned())]);
+    assert_eq!(after, ending);
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        Just(Event::Image(Ok(image()))),
+        Just(Event::Image(Err(fault(Reason::ImageNotFound)))),
+        "[a-z]{3}".prop_map(|id| Event::Claimed(Ok(id))),
+        Just(Event::Claimed(Err(fault(Reason::CannotEnforce)))),
+        Just(Event::Prepared(Ok(()))),
+        Just(Event::Prepared(Err(fault(Reason::RuntimeCrashed)))),
+        Just(Event::MainStarted),
+        (0..3_i32).prop_map(|code| Event::MainEnded(exit(code))),
+        Just(Event::InitKilled(fault(Reason::Error))),
+        Just(Event::Died(fault(Reason::OOMKilled))),
+        Just(Event::Tick),
+        Just(Event::Delete),
+        Just(Event::Evict(fault(Reason::Evicted))),
+        Just(Event::TornDown(Usage::default())),
+    ]
+}
+
+fn rank(state: &State) -> u8 {
+    match state {
+        State::Bound => 0,
+        State::Claimed { .. } => 1,
+        State::MainRequested { .. } => 2,
+        State::Running { .. } => 3,
+        State::Stopping { .. } => 4,
+        State::Ending { .. } => 5,
+        State::Ended { .. } => 6,
+    }
+}
+
+proptest! {
+    /// Whatever happens in whatever order: states only go forward, a reason never changes, an end is torn down exactly once,
+    /// removal comes last and only to deleted ones, and no claimed instance is forgotten.
+    #[test]
+    fn invariants_hold_for_any_sequence(events in prop::collection::vec(any_event(), 0..40), gaps in prop::collection::vec(0_i64..100, 40)) {
+        let mut record = record();
+        let mut time = 0;
+        let mut torn_down = 0;
+        let mut owned: Vec<String> = Vec::new();
+        let mut given_back = 0;
+        for (event, gap) in std::iter::once(Event::Begin).chain(events).zip(std::iter::once(0).chain(gaps)) {
+            time += gap;
+            if let Event::Claimed(Ok(id)) = &event { owned.push(id.clone()); }
+            let (next, actions) = step(&record, event, now_at(time));
+            prop_assert!(rank(&next.state) >= rank(&record.state));
+            prop_assert!(!record.deleted || next.deleted);
+            if let (Some(before), Some(after)) = (record.state.termination(), next.state.termination()) {
+                prop_assert_eq!(&before.cause, &after.cause);
+            }
+            if let State::Stopping { because, .. } = &record.state && let Some(end) = next.state.termination() {
+                prop_assert_eq!(because.reason, end.cause.reason);
+            }
+            let enters_ending = rank(&next.state) == 5 && rank(&record.state) < 5;
+            prop_assert_eq!(enters_ending, actions.contains(&Action::TearDown));
+            if enters_ending {
+                torn_down += 1;
+                given_back += usize::from(next.state.instance().is_some());
+            }
+            given_back += actions.iter().filter(|action| matches!(action, Action::Destroy(_))).count();
+            if actions.contains(&Action::Remove) {
+                prop_assert!(next.deleted && rank(&next.state) == 6);
+                prop_assert_eq!(actions.last(), Some(&Action::Remove));
+                prop_assert_eq!(given_back, owned.len());
+                return Ok(());
+            }
+            prop_assert!(torn_down <= 1);
+            record = next;
+        }
+        prop_assert_eq!(given_back + usize::from(rank(&record.state) < 5 && record.state.instance().is_some()), owned.len());
+    }
+}

@@ -1,0 +1,194 @@
+//! What the object's status says of a sandbox. Pure: from the record, and what is known beside it.
+
+use cloche_crds::condition::set_condition;
+use cloche_crds::sandbox::{EffectiveStatus, RuntimeStatus, Termination as TerminationStatus};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, SandboxStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::command;
+use super::record::{SandboxRecord, State, Termination};
+use crate::image::Progress;
+
+/// What the status says beside the record.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// The node's name.
+    pub node_name: String,
+    /// The runtime that runs it.
+    pub runtime: RuntimeStatus,
+    /// How far the image is, while it is not here.
+    pub pull: Option<Progress>,
+    /// Its sessions cannot be reached, and why.
+    pub sessions_unavailable: Option<String>,
+}
+
+/// The status; transition times are kept from `before` where nothing changed.
+pub fn status(
+    record: &SandboxRecord,
+    beside: &Beside,
+    before: &[Condition],
+    now: Timestamp,
+) -> SandboxStatus {
+    let started = started(record);
+    let mut conditions = before.to_vec();
+    for (kind, status, reason, message) in conditions_of(record, beside) {
+        set_condition(&mut conditions, kind, status, reason, &message, now);
+    }
+    let ran = record.state.instance().is_some() || started.is_some();
+    SandboxStatus {
+        observed_generation: Some(record.generation),
+        phase: phase(&record.state),
+        conditions,
+        node_name: Some(beside.node_name.clone()),
+        effective: Some(effective(record)),
+        image_digest: record.image.as_ref().map(|image| image.digest.to_string()),
+        runtime: ran.then(|| beside.runtime.clone()),
+        started_at: started.map(Time),
+        expires_at: expires(record).map(Time),
+        termination: record.state.termination().map(termination),
+    }
+}
+
+fn phase(state: &State) -> Phase {
+    match state {
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => Phase::Starting,
+        State::Running { .. } => Phase::Running,
+        State::Stopping { .. } | State::Ending { .. } => Phase::Terminating,
+        State::Ended { termination } => termination.cause.reason.phase(),
+    }
+}
+
+fn started(record: &SandboxRecord) -> Option<Timestamp> {
+    match &record.state {
+        State::Ending { termination, .. } | State::Ended { termination } => termination.started_at,
+        State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Stopping { .. } => record.state.started().map(|started| started.wall),
+    }
+}
+
+fn expires(record: &SandboxRecord) -> Option<Timestamp> {
+    let ttl = jiff::SignedDuration::try_from(record.spec.ttl?).ok()?;
+    started(record)?.checked_add(ttl).ok()
+}
+
+fn effective(record: &SandboxRecord) -> EffectiveStatus {
+    let before_image = EffectiveStatus::before_image(&record.spec);
+    match &record.image {
+        None => before_image,
+        Some(image) => EffectiveStatus {
+            working_dir: Some(command::working_dir(record, image).to_owned()),
+            user: Some(command::user(image).to_owned()),
+            ..before_image
+        },
+    }
+}
+
+fn termination(termination: &Termination) -> TerminationStatus {
+    let Termination {
+        cause,
+        started_at,
+        finished_at,
+        usage,
+    } = termination;
+    TerminationStatus {
+        reason: cause.reason,
+        failure_domain: cause.domain,
+        message: cloche_crds::condition::bounded(&cause.message),
+        exit_code: cause.exit_code,
+        signal: cause.signal,
+        started_at: started_at.map(Time),
+        finished_at: Some(Time(*finished_at)),
+        peak_memory_bytes: usage
+            .filter(|usage| usage.peak_memory > 0)
+            .map(|usage| i64::try_from(usage.peak_memory).unwrap_or(i64::MAX)),
+        cpu_seconds: usage
+            .map(|usage| i64::try_from(usage.cpu_usec / 1_000_000).unwrap_or(i64::MAX)),
+    }
+}
+
+type ConditionLine = (ConditionType, ConditionStatus, ConditionReason, String);
+
+fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> {
+    use ConditionStatus::{False, True, Unknown};
+    let mut lines = vec![(
+        ConditionType::Scheduled,
+        True,
+        ConditionReason::Bound,
+        String::new(),
+    )];
+
+    let (status, reason, message) = match (&record.image, record.state.termination(), &beside.pull)
+    {
+        (Some(image), _, _) => (True, ConditionReason::Present, image.digest.to_string()),
+        (None, Some(end), _) => (
+            False,
+            ConditionReason::Ended(end.cause.reason),
+            end.cause.message.clone(),
+        ),
+        (None, None, Some(Progress::Resolving)) => (
+            False,
+            ConditionReason::Pulling,
+            "asking what the reference means".to_owned(),
+        ),
+        (None, None, Some(Progress::Pulling { done, total })) => (
+            False,
+            ConditionReason::Pulling,
+            format!("{done} of {total} bytes"),
+        ),
+        (None, None, Some(Progress::Unpacking)) => {
+            (False, ConditionReason::Unpacking, String::new())
+        }
+        (None, None, None) => (False, ConditionReason::Waiting, String::new()),
+    };
+    lines.push((ConditionType::ImageReady, status, reason, message));
+
+    let (status, reason, message) = match &record.state {
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+            (False, ConditionReason::Starting, String::new())
+        }
+        State::Running { .. } => match &beside.sessions_unavailable {
+            None => (True, ConditionReason::Running, String::new()),
+            Some(why) => (Unknown, ConditionReason::SessionsUnavailable, why.clone()),
+        },
+        State::Stopping { because, .. } => {
+            (False, ConditionReason::Terminating, because.message.clone())
+        }
+        State::Ending { termination, .. } => (
+            False,
+            ConditionReason::Terminating,
+            termination.cause.message.clone(),
+        ),
+        State::Ended { termination } => (
+            False,
+            ConditionReason::Ended(termination.cause.reason),
+            termination.cause.message.clone(),
+        ),
+    };
+    lines.push((ConditionType::Ready, status, reason, message));
+
+    if let State::Ended { termination } = &record.state {
+        let reason = ConditionReason::Ended(termination.cause.reason);
+        if termination.cause.reason.phase() == Phase::Failed {
+            lines.push((
+                ConditionType::Stalled,
+                True,
+                reason,
+                termination.cause.message.clone(),
+            ));
+        }
+        lines.push((
+            ConditionType::Finished,
+            True,
+            reason,
+            termination.cause.message.clone(),
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use cloche_crds::{FailureDomain, Reason};
+
+use super::*;
+use crate::image::{Digest, ImageConfig};
+use crate::sandbox::fixture::{now_at, record};
+use crate::sandbox::{Cause, ImageUse, Usage};
+
+fn at(state: State) -> SandboxRecord {
+    let image = ImageUse {
+        digest: Digest::of(b"an image"),
+        config: ImageConfig::default(),
+    };
+    SandboxRecord {
+        state,
+        image: Some(image),
+        ..record()
+    }
+}
+
+fn running() -> State {
+    State::Running {
+        instance: "i1".to_owned(),
+        started: now_at(5),
+    }
+}
+
+fn ended(reason: Reason) -> State {
+    let cause = Cause {
+        exit_code: Some(3),
+        ..Cause::new(reason, reason.default_domain(), "so it was")
+    };
+    State::Ended {
+        termination: Termination {
+            cause,
+            started_at: Some(now_at(5).wall),
+            finished_at: now_at(9).wall,
+            usage: Some(Usage {
+                peak_memory: 1 << 20,
+                cpu_usec: 2_500_000,
+            }),
+        },
+    }
+}
+
+fn shown(record: &SandboxRecord, beside: &Beside) -> SandboxStatus {
+    status(record, beside, &[], now_at(10).wall)
+}
+
+/// `Type=Status/Reason` of every condition.
+fn lines(status: &SandboxStatus) -> Vec<String> {
+    status
+        .conditions
+        .iter()
+        .map(|one| format!("{}={}/{}", one.type_, one.status, one.reason))
+        .collect()
+}
+
+#[test]
+fn a_running_one_is_ready_and_says_when_it_expires() {
+    let status = shown(&at(running()), &Beside::default());
+    assert_eq!(status.phase, Phase::Running);
+    assert_eq!(
+        lines(&status),
+        [
+            "Scheduled=True/Bound",
+            "ImageReady=True/Present",
+            "Ready=True/Running"
+        ]
+    );
+    assert_eq!(status.started_at, Some(Time(now_at(5).wall)));
+    assert_eq!(status.expires_at, Some(Time(now_at(65).wall)));
+    assert_eq!(status.termination, None);
+}
+
+#[test]
+fn one_whose_sessions_are_out_of_reach_is_not_ready_but_runs() {
+    let beside = Beside {
+        sessions_unavailable: Some("it is silent".to_owned()),
+        ..Beside::default()
+    };
+    let status = shown(&at(running()), &beside);
+    assert_eq!(status.phase, Phase::Running);
+    assert_eq!(lines(&status)[2], "Ready=Unknown/SessionsUnavailable");
+}
+
+#[test]
+fn a_pull_under_way_is_told() {
+    let pulling = SandboxRecord {
+        image: None,
+        ..record()
+    };
+    let beside = Beside {
+        pull: Some(Progress::Pulling { done: 1, total: 2 }),
+        ..Beside::default()
+    };
+    let status = shown(&pulling, &beside);
+    assert_eq!(
+        (status.phase, status.image_digest.clone()),
+        (Phase::Starting, None)
+    );
+    assert_eq!(
+        lines(&status)[1..],
+        ["ImageReady=False/Pulling", "Ready=False/Starting"]
+    );
+    assert_eq!(status.conditions[1].message, "1 of 2 bytes");
+}
+
+#[test]
+fn an_end_settles_every_condition() {
+    let failed = shown(&at(ended(Reason::Error)), &Beside::default());
+    assert_eq!(failed.phase, Phase::Failed);
+    let wanted = [
+        "Scheduled=True/Bound",
+        "ImageReady=True/Present",
+        "Ready=False/Error",
+        "Stalled=True/Error",
+        "Finished=True/Error",
+    ];
+    assert_eq!(lines(&failed), wanted);
+    let end = failed.termination.unwrap();
+    assert_eq!(
+        (end.reason, end.failure_domain, end.exit_code),
+        (Reason::Error, FailureDomain::Workload, Some(3))
+    );
+    assert_eq!(
+        (end.peak_memory_bytes, end.cpu_seconds),
+        (Some(1 << 20), Some(2))
+    );
+    let completed = shown(&at(ended(Reason::Completed)), &Beside::default());
+    assert_eq!(completed.phase, Phase::Succeeded);
+    assert!(
+        !lines(&completed)
+            .iter()
+            .any(|line| line.starts_with("Stalled"))
+    );
+}
+
+#[test]
+fn transition_times_are_kept_while_nothing_changes() {
+    let first = status(&at(running()), &Beside::default(), &[], now_at(10).wall);
+    let again = status(
+        &at(running()),
+        &Beside::default(),
+        &first.conditions,
+        now_at(20).wall,
+    );
+    assert_eq!(first, again);
+}
