@@ -28,17 +28,25 @@
 //! clock. Effects live beside them and decide nothing.
 
 pub mod api;
+pub mod board;
 pub mod cgroup;
 pub mod clock;
 pub mod fault;
 pub mod image;
 pub mod instance;
 pub mod ledger;
+pub mod mirror;
+pub mod node;
+pub mod preflight;
 pub mod process;
 pub mod recovery;
 pub mod runsc;
 pub mod sandbox;
 pub mod session;
 pub mod source;
+pub mod standalone;
 pub mod status;
-mod sys;
+pub mod supervisor;
+pub mod sys;
+pub mod unique;
+pub mod usage;

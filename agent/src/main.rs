@@ -1,2 +1,55 @@
-//! x
-fn main() {}
+//! `cloche-agent`: see the library's documentation.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use cloche_agent::{sandbox::death::chain, standalone};
+use tracing_subscriber::EnvFilter;
+
+/// Runs the sandboxes of one node.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the sandboxes of a manifest directory, without Kubernetes
+    Standalone(Box<standalone::Options>),
+}
+
+fn main() -> ExitCode {
+    // The child that reads the bytes of images: before any thread, option or log, for it needs and gets nothing of the agent.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == "unpack")
+    {
+        return cloche_agent::image::unpack::child_main();
+    }
+    let filter = EnvFilter::try_from_env("CLOCHE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", chain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    match cli.command {
+        Command::Standalone(options) => runtime.block_on(standalone::run(*options)),
+    }
+}

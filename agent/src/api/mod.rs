@@ -1,1 +1,152 @@
 //! The gRPC API on the local socket.
+//!
+//! Requests are checked here and answered from the board, the manifest directory and the sessions; nothing is decided here. The
+//! socket lies in a folder of mode 0700 and has mode 0600: who can reach it is root.
+
+mod objects;
+mod session;
+mod stream;
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cloche_proto::agent::v1alpha1 as pb;
+use cloche_proto::agent::v1alpha1::agent_server::{Agent, AgentServer};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::node::Node;
+use crate::source::{self, ManifestDirectory, SandboxKey};
+
+/// The API could not be offered.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The socket could not be made.
+    #[error("listen on the socket {path}")]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server failed.
+    #[error("serve the API")]
+    Serve(#[source] tonic::transport::Error),
+}
+
+/// Listens on the socket `path`, taking the place of one that an earlier agent left.
+pub fn listen(path: &Path) -> Result<UnixListener, ApiError> {
+    let failed = |source| ApiError::Listen {
+        path: path.to_owned(),
+        source,
+    };
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        Err(_) | Ok(()) => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Serves until the node's `cancel`; streams that are open then are broken off, and their clients come back.
+pub async fn serve(
+    listener: UnixListener,
+    node: Arc<Node>,
+    manifests: Arc<ManifestDirectory>,
+) -> Result<(), ApiError> {
+    let cancel = node.cancel.clone();
+    let service = AgentServer::new(Service { node, manifests });
+    tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+            cancel.cancelled().await;
+        })
+        .await
+        .map_err(ApiError::Serve)
+}
+
+struct Service {
+    node: Arc<Node>,
+    manifests: Arc<ManifestDirectory>,
+}
+
+#[tonic::async_trait]
+impl Agent for Service {
+    type WatchStream = stream::Receiving<pb::WatchEvent>;
+    type SessionStream = stream::Receiving<pb::SessionResponse>;
+    type LogStream = stream::Receiving<pb::SessionResponse>;
+
+    async fn list(
+        &self,
+        request: Request<pb::ListRequest>,
+    ) -> Result<Response<pb::ListResponse>, Status> {
+        objects::list(&self.node, request.into_inner()).map(Response::new)
+    }
+
+    async fn watch(
+        &self,
+        request: Request<pb::ListRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        objects::watch(&self.node, request.into_inner()).map(Response::new)
+    }
+
+    async fn apply(
+        &self,
+        request: Request<pb::ApplyRequest>,
+    ) -> Result<Response<pb::ApplyResponse>, Status> {
+        objects::apply(&self.manifests, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn delete(
+        &self,
+        request: Request<pb::DeleteRequest>,
+    ) -> Result<Response<pb::DeleteResponse>, Status> {
+        objects::delete(&self.manifests, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn session(
+        &self,
+        request: Request<Streaming<pb::SessionRequest>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        session::open(&self.node, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn log(
+        &self,
+        request: Request<pb::LogRequest>,
+    ) -> Result<Response<Self::LogStream>, Status> {
+        session::log(&self.node, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+}
+
+/// The sandbox that a request names.
+fn key(key: Option<pb::SandboxKey>) -> Result<SandboxKey, Status> {
+    let key = key.filter(|key| !key.name.is_empty());
+    let pb::SandboxKey { namespace, name } =
+        key.ok_or_else(|| Status::invalid_argument("the request names no sandbox"))?;
+    let namespace = if namespace.is_empty() {
+        source::NAMESPACE.to_owned()
+    } else {
+        namespace
+    };
+    Ok(SandboxKey { namespace, name })
+}
+
+fn no_such(key: &SandboxKey) -> Status {
+    Status::not_found(format!(
+        "no sandbox {:?} in namespace {:?} on this node",
+        key.name, key.namespace
+    ))
+}

@@ -1,0 +1,399 @@
+//! Sessions over the wire: a client's stream joined to a session's log, stdin and end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cloche_proto::agent::v1alpha1 as pb;
+use cloche_proto::agent::v1alpha1::session_request::Kind as In;
+use cloche_proto::agent::v1alpha1::session_response::Kind as Out;
+use cloche_proto::frame;
+use tonic::{Status, Streaming};
+
+use super::stream::{Receiving, Sending, channel};
+use super::{key, no_such};
+use crate::board::Posting;
+use crate::node::Node;
+use crate::sandbox::command::{self, Request};
+use crate::sandbox::death::chain;
+use crate::session::{
+    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
+};
+
+/// How long a client that was told the end may take to close its requests.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Opens the session that the first request names, and joins the stream to it.
+pub(super) async fn open(
+    node: &Arc<Node>,
+    mut requests: Streaming<pb::SessionRequest>,
+) -> Result<Receiving<pb::SessionResponse>, Status> {
+    let first = requests.message().await?.and_then(|request| request.kind);
+    let Some(In::Open(open)) = first else {
+        return Err(Status::invalid_argument(
+            "the first request of a session stream must be `open`",
+        ));
+    };
+    let (posting, sessions) = find(node, open.key.clone())?;
+    let id = if open.command_id.is_empty() {
+        command_id(&format!("c-{}", crate::unique::hex::<6>()))?
+    } else {
+        command_id(&open.command_id)?
+    };
+    let (session, created) = match &open.command {
+        Some(asked) => sessions
+            .create(id, new_session(&posting, asked, open.kill_on_detach_ms)?)
+            .await
+            .map_err(|error| status(&error))?,
+        None => (
+            sessions.get(&id).await.map_err(|error| status(&error))?,
+            false,
+        ),
+    };
+    let (sender, receiver) = channel();
+    let cancel = node.cancel.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops; attach again"))).await),
+            // Ends when the client has gone.
+            told = serve(&session, created, &open, &mut requests, &sender) => if told.is_some() {
+                // The end of our answers is told first, and the client's requests are read until it has closed: dropped together
+                // they reset the stream, and what was told last is lost on the way (seen).
+                drop(sender);
+                drop(tokio::time::timeout(LINGER, async { while let Ok(Some(_)) = requests.message().await {} }).await);
+            },
+        }
+    });
+    Ok(receiver)
+}
+
+/// A session's kept output, once or followed.
+pub(super) async fn log(
+    node: &Arc<Node>,
+    request: pb::LogRequest,
+) -> Result<Receiving<pb::SessionResponse>, Status> {
+    let (_, sessions) = find(node, request.key)?;
+    let id = if request.command_id.is_empty() {
+        frame::MAIN_SESSION
+    } else {
+        &request.command_id
+    };
+    let session = sessions
+        .get(&command_id(id)?)
+        .await
+        .map_err(|error| status(&error))?;
+    let until = if request.follow {
+        Until::Closed
+    } else {
+        Until::Now
+    };
+    let from = |stream| {
+        let (head, end) = session.kept(stream);
+        if request.tail_bytes == 0 {
+            head
+        } else {
+            head.max(end.saturating_sub(request.tail_bytes))
+        }
+    };
+    let offsets = [from(Stream::Stdout), from(Stream::Stderr)];
+    let (sender, receiver) = channel();
+    let cancel = node.cancel.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops"))).await),
+            _ = async {
+                futures::try_join!(
+                    output(&session, Stream::Stdout, offsets[0], until, &sender),
+                    output(&session, Stream::Stderr, offsets[1], until, &sender),
+                ).ok()?;
+                let ended = session.state().borrow().ended.clone();
+                if let Some(ended) = ended {
+                    tell(&sender, Out::Exit(exit(&ended))).await?;
+                }
+                Some(())
+            } => {}
+        }
+    });
+    Ok(receiver)
+}
+
+fn find(node: &Node, named: Option<pb::SandboxKey>) -> Result<(Posting, Sessions), Status> {
+    let key = key(named)?;
+    let posting = node.board.get(&key).ok_or_else(|| no_such(&key))?;
+    let Some(sessions) = posting.sessions.clone() else {
+        let name = &key.name;
+        return Err(match posting.record.state.termination() {
+            Some(end) => {
+                let (reason, why) = (end.cause.reason, &end.cause.message);
+                Status::failed_precondition(format!("sandbox {name:?} has ended: {reason}: {why}"))
+            }
+            // The agent has just started and is finding its way back to it.
+            None if posting.record.state.started().is_some() => Status::unavailable(format!(
+                "the sessions of sandbox {name:?} are being found again; retry"
+            )),
+            None => Status::failed_precondition(format!(
+                "sandbox {name:?} is not running yet: wait for its condition Ready"
+            )),
+        });
+    };
+    Ok((posting, sessions))
+}
+
+fn new_session(
+    posting: &Posting,
+    asked: &pb::Command,
+    kill_on_detach_ms: u64,
+) -> Result<NewSession, Status> {
+    let Some(image) = &posting.record.image else {
+        return Err(Status::failed_precondition(
+            "the sandbox has no image yet: wait for its condition Ready",
+        ));
+    };
+    let request = Request {
+        argv: asked.argv.clone(),
+        shell: asked.shell.clone(),
+        env: asked.env.clone(),
+        cwd: asked.cwd.clone(),
+        user: asked.user.clone(),
+        terminal: asked.terminal.map(size),
+        stdin: asked.stdin,
+        timeout_ms: asked.timeout_ms,
+    };
+    let spec = command::session(&posting.record, image, &request)
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let kill_on_detach = (kill_on_detach_ms > 0).then(|| Duration::from_millis(kill_on_detach_ms));
+    Ok(NewSession {
+        spec,
+        kill_on_detach,
+    })
+}
+
+/// Joins a client to a session until the session ends or the client goes (`None`).
+async fn serve(
+    session: &Session,
+    created: bool,
+    open: &pb::Open,
+    requests: &mut Streaming<pb::SessionRequest>,
+    sender: &Sending<pb::SessionResponse>,
+) -> Option<()> {
+    let _attached = session.attach();
+    let stdin_offset = if open.stdin {
+        stdin_offset(session).await
+    } else {
+        0
+    };
+    let opened = pb::Opened {
+        command_id: session.id().to_string(),
+        created,
+        stdin_offset,
+    };
+    tell(sender, Out::Opened(opened)).await?;
+    let told = async {
+        let outputs = futures::try_join!(
+            output(
+                session,
+                Stream::Stdout,
+                open.stdout_offset,
+                Until::Exit,
+                sender
+            ),
+            output(
+                session,
+                Stream::Stderr,
+                open.stderr_offset,
+                Until::Exit,
+                sender
+            ),
+        );
+        outputs.ok()?;
+        let ended = session.ended().await.ok()?;
+        tell(sender, Out::Exit(exit(&ended))).await
+    };
+    tokio::select! {
+        // Looked at in this order: what was printed is told before the client's silence counts.
+        biased;
+        told = told => told,
+        // Both go on for ever; an end of the client's requests is no end of the session.
+        () = take(session, requests, sender) => None,
+        () = stdin_taken(session, open.stdin, sender) => None,
+        () = sender.closed() => None,
+    }
+}
+
+async fn stdin_offset(session: &Session) -> u64 {
+    let mut state = session.state();
+    let known = state
+        .wait_for(|state| state.stdin.is_some() || state.ended.is_some())
+        .await;
+    known
+        .ok()
+        .and_then(|state| state.stdin)
+        .map_or(0, |stdin| stdin.accepted)
+}
+
+/// Takes the client's requests; a refusal of one is told and ends the stream.
+async fn take(
+    session: &Session,
+    requests: &mut Streaming<pb::SessionRequest>,
+    sender: &Sending<pb::SessionResponse>,
+) {
+    while let Ok(Some(request)) = requests.message().await {
+        let done = match request.kind {
+            Some(In::Stdin(pb::Stdin { offset, data, end })) => session
+                .stdin(offset, Bytes::from(data), end)
+                .await
+                .map(drop),
+            Some(In::Resize(new)) => session.resize(size(new)).await,
+            Some(In::Signal(signal)) => session.signal(signal.number).await,
+            Some(In::Kill(_)) => session.kill().await,
+            Some(In::Open(_)) => {
+                drop(
+                    sender
+                        .send(Err(Status::invalid_argument(
+                            "`open` is only the first request",
+                        )))
+                        .await,
+                );
+                return;
+            }
+            None => Ok(()),
+        };
+        match done {
+            // It ended while this was on its way: its end is told anyway.
+            Ok(()) | Err(SessionError::Ended { .. }) => {}
+            Err(error) => {
+                drop(sender.send(Err(status(&error))).await);
+                return;
+            }
+        }
+    }
+    // The client sends no more, and may still read.
+    std::future::pending::<()>().await;
+}
+
+async fn stdin_taken(session: &Session, wanted: bool, sender: &Sending<pb::SessionResponse>) {
+    let mut state = session.state();
+    let mut told = None;
+    let mut goes_on = wanted;
+    while goes_on {
+        let now = state
+            .borrow_and_update()
+            .stdin
+            .map(|stdin| (stdin.taken, stdin.closed));
+        if let Some((offset, closed)) = now.filter(|now| told != Some(*now)) {
+            told = now;
+            let taken = pb::StdinTaken { offset, closed };
+            if tell(sender, Out::StdinTaken(taken)).await.is_none() {
+                return;
+            }
+        }
+        goes_on = state.changed().await.is_ok();
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Sends a stream's output; `Err` when the client has gone or was told why nothing more comes.
+async fn output(
+    session: &Session,
+    stream: Stream,
+    offset: u64,
+    until: Until,
+    sender: &Sending<pb::SessionResponse>,
+) -> Result<(), ()> {
+    let mut reader = session.read(stream, offset, until);
+    let stream = match stream {
+        Stream::Stdout => pb::Stream::Stdout,
+        Stream::Stderr => pb::Stream::Stderr,
+    } as i32;
+    loop {
+        let out = match reader.next().await {
+            Ok(Chunk::Output { offset, bytes }) => Out::Output(pb::Output {
+                stream,
+                offset,
+                data: bytes.into(),
+            }),
+            Ok(Chunk::Gap { offset, end }) => Out::Gap(pb::Gap {
+                stream,
+                offset,
+                end,
+            }),
+            Ok(Chunk::End { .. }) => return Ok(()),
+            Err(error) => {
+                drop(sender.send(Err(status(&error))).await);
+                return Err(());
+            }
+        };
+        tell(sender, out).await.ok_or(())?;
+    }
+}
+
+async fn tell(sender: &Sending<pb::SessionResponse>, kind: Out) -> Option<()> {
+    sender
+        .send(Ok(pb::SessionResponse { kind: Some(kind) }))
+        .await
+        .ok()
+}
+
+fn exit(ended: &Ended) -> pb::Exit {
+    match &ended.outcome {
+        Outcome::Exited {
+            code,
+            signal,
+            timed_out,
+            message,
+            duration_ms,
+            ..
+        } => pb::Exit {
+            code: *code,
+            signal: *signal,
+            timed_out: *timed_out,
+            sandbox_reason: String::new(),
+            message: message.clone(),
+            duration_ms: *duration_ms,
+        },
+        Outcome::SandboxEnded { reason } => pb::Exit {
+            code: 137,
+            signal: 9,
+            sandbox_reason: reason.clone(),
+            message: format!("the command ended because its sandbox did: {reason}"),
+            ..pb::Exit::default()
+        },
+        Outcome::Lost { message } => pb::Exit {
+            code: 137,
+            signal: 9,
+            message: message.clone(),
+            ..pb::Exit::default()
+        },
+    }
+}
+
+fn command_id(id: &str) -> Result<CommandId, Status> {
+    CommandId::parse(id).map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+fn size(size: pb::TerminalSize) -> frame::TerminalSize {
+    frame::TerminalSize {
+        rows: size.rows,
+        columns: size.columns,
+    }
+}
+
+fn status(error: &SessionError) -> Status {
+    let line = chain(error);
+    match error {
+        SessionError::Id(_)
+        | SessionError::TooLong { .. }
+        | SessionError::BadSignal { .. }
+        | SessionError::NoTerminal { .. }
+        | SessionError::Stdin(_) => Status::invalid_argument(line),
+        SessionError::TooMany => Status::resource_exhausted(line),
+        SessionError::Unavailable { .. } | SessionError::ShuttingDown => Status::unavailable(line),
+        SessionError::SandboxEnded { .. }
+        | SessionError::Ended { .. }
+        | SessionError::Removing { .. } => Status::failed_precondition(line),
+        SessionError::NotFound { .. } => Status::not_found(line),
+        SessionError::Record(_) | SessionError::Log(_) | SessionError::Directory { .. } => {
+            Status::internal(line)
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The options of `cloche-agent standalone`, and what they mean. Pure but for the machine's size.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use cloche_crds::quantity::Quantity;
+
+use crate::instance::{Link, Shape, Target};
+use crate::sandbox::admission::Budget;
+
+/// How `cloche-agent standalone` is run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Folder of manifests: each Sandbox in it is run; its status is written beside it
+    #[arg(long, default_value = "/etc/cloche/manifests")]
+    pub manifests: PathBuf,
+    /// Folder for what outlives the agent: records, images, logs, writable layers
+    #[arg(long, default_value = "/var/lib/cloche")]
+    pub state: PathBuf,
+    /// Folder for what does not outlive the machine's boot; short, in a tmpfs
+    #[arg(long, default_value = "/run/cloche")]
+    pub run: PathBuf,
+    /// The API's socket [default: agent.sock in the run folder]
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+    /// Folder of local images, for `oci:`, `oci-archive:` and `rootfs:` references
+    #[arg(long)]
+    pub images: Option<PathBuf>,
+    /// The runsc to run [default: beside this program]
+    #[arg(long)]
+    pub runsc: Option<PathBuf>,
+    /// The cloche-init to put into sandboxes [default: beside this program]
+    #[arg(long)]
+    pub init: Option<PathBuf>,
+    /// Group of all sandboxes, below the root of every hierarchy
+    #[arg(long, default_value = "cloche")]
+    pub cgroup_parent: String,
+    /// Memory for all sandboxes together [default: the machine's less 1Gi]
+    #[arg(long)]
+    pub memory_budget: Option<String>,
+    /// Processor time that sandboxes may request together, in cores [default: four times the machine's]
+    #[arg(long)]
+    pub cpu_budget: Option<String>,
+    /// Instances held ready: `cpu=1,memory=512Mi,created=1,started=2`; may be given several times, `none` for no pool
+    #[arg(long, default_value = "cpu=1,memory=512Mi,created=1,started=2")]
+    pub pool: Vec<String>,
+    /// Bytes of images to keep on the node; beyond it those not in use go, the longest unused first
+    #[arg(long, default_value = "20Gi")]
+    pub image_budget: String,
+    /// A registry to ask in place of another: `docker.io=127.0.0.1:5000`; may be given several times
+    #[arg(long)]
+    pub registry_mirror: Vec<String>,
+    /// A registry on the loopback that may be asked over plain HTTP: `127.0.0.1:5000`; may be given several times
+    #[arg(long)]
+    pub insecure_registry: Vec<String>,
+}
+
+pub(super) fn budget(options: &Options) -> Result<Budget> {
+    let machine = nix::sys::sysinfo::sysinfo()
+        .context("read the machine's memory")?
+        .ram_total();
+    let memory = match &options.memory_budget {
+        Some(text) => Quantity(text.clone()).bytes().context("--memory-budget")?.0,
+        None => machine.saturating_sub(1 << 30),
+    };
+    if memory == 0 || memory > machine {
+        bail!("--memory-budget {memory} is not between 1 and the machine's {machine} bytes");
+    }
+    let cores = std::thread::available_parallelism()
+        .context("count the cores")?
+        .get() as u64;
+    let cpu_millis = match &options.cpu_budget {
+        Some(text) => {
+            Quantity(text.clone())
+                .millicores()
+                .context("--cpu-budget")?
+                .0
+        }
+        None => cores * 4000,
+    };
+    Ok(Budget { memory, cpu_millis })
+}
+
+pub(super) fn targets(texts: &[String]) -> Result<Vec<Target>> {
+    texts
+        .iter()
+        .filter(|text| *text != "none")
+        .map(|text| target(text).with_context(|| format!("--pool {text:?}")))
+        .collect()
+}
+
+fn target(text: &str) -> Result<Target> {
+    let (mut cpu, mut memory, mut created, mut started) = (None, None, 0, 0);
+    for part in text.split(',') {
+        let (key, value) = part
+            .split_once('=')
+            .with_context(|| format!("{part:?} is not KEY=VALUE"))?;
+        match key {
+            "cpu" => cpu = Some(Quantity(value.to_owned()).millicores()?.0),
+            "memory" => memory = Some(Quantity(value.to_owned()).bytes()?.0),
+            "created" => {
+                created = value
+                    .parse()
+                    .with_context(|| format!("created={value:?}"))?;
+            }
+            "started" => {
+                started = value
+                    .parse()
+                    .with_context(|| format!("started={value:?}"))?;
+            }
+            _ => bail!("{key:?} is not one of cpu, memory, created, started"),
+        }
+    }
+    let shape = Shape {
+        cpu_millis: cpu.context("cpu is missing")?,
+        memory: memory.context("memory is missing")?,
+        link: Link::Loopback,
+    };
+    Ok(Target {
+        shape,
+        created,
+        started,
+    })
+}
+
+pub(super) fn mirrors(texts: &[String]) -> Result<BTreeMap<String, Vec<String>>> {
+    let mut mirrors = BTreeMap::<String, Vec<String>>::new();
+    for text in texts {
+        let (registry, mirror) = text
+            .split_once('=')
+            .with_context(|| format!("--registry-mirror {text:?} is not REGISTRY=MIRROR"))?;
+        mirrors
+            .entry(registry.to_owned())
+            .or_default()
+            .push(mirror.to_owned());
+    }
+    Ok(mirrors)
+}
+
+/// A program that came with the agent.
+pub(super) fn beside_us(given: Option<&Path>, name: &str, made_by: &str) -> Result<PathBuf> {
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => std::env::current_exe()
+            .context("find this program")?
+            .with_file_name(name),
+    };
+    if !path.is_file() {
+        bail!(
+            "there is no {name} at {}: name one by --{}, or make it by `{made_by}`",
+            path.display(),
+            name.trim_start_matches("cloche-")
+        );
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pool_targets() {
+        let parsed = target("cpu=500m,memory=1Gi,started=3").unwrap();
+        assert_eq!((parsed.created, parsed.started), (0, 3));
+        assert_eq!(
+            (parsed.shape.cpu_millis, parsed.shape.memory),
+            (500, 1 << 30)
+        );
+        for bad in [
+            "",
+            "cpu=1",
+            "memory=1Gi",
+            "cpu=1,memory=1Gi,started=-1",
+            "cpu=1,memory=1Gi,size=3",
+            "cpu,memory=1Gi",
+        ] {
+            assert!(target(bad).is_err(), "{bad:?}");
+        }
+        assert!(targets(&["none".to_owned()]).unwrap().is_empty());
+    }
+}
