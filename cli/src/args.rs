@@ -1,0 +1,288 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use jiff::SignedDuration;
+
+/// Runs commands in sandboxes and shows how they are.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl sandbox", bin_name = "kubectl sandbox", version)]
+pub(crate) struct Cli {
+    /// Socket of a node's agent (`cloche-agent standalone --socket`)
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        env = "CLOCHE_STANDALONE",
+        global = true,
+        hide_env_values = true
+    )]
+    pub(crate) standalone: Option<PathBuf>,
+    /// Namespace of the sandbox; an agent alone knows "default"
+    #[arg(short, long, default_value = "default", global = true)]
+    pub(crate) namespace: String,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command in a sandbox, or attach to one that runs
+    Exec(Exec),
+    /// Make a sandbox and run a command in it
+    Run(Run),
+    /// List sandboxes
+    Ls(Ls),
+    /// Show all about a sandbox
+    Describe(Describe),
+    /// Wait until a sandbox is in some state
+    Wait(Wait),
+    /// Print what a command has written
+    Log(Log),
+    /// Delete sandboxes
+    Rm(Rm),
+}
+
+impl Command {
+    /// Whether its exit code is that of a command inside a sandbox.
+    pub(crate) fn runs_a_command(&self) -> bool {
+        match self {
+            Self::Exec(_) | Self::Run(_) => true,
+            Self::Ls(_) | Self::Describe(_) | Self::Wait(_) | Self::Log(_) | Self::Rm(_) => false,
+        }
+    }
+}
+
+/// How a command meets the local terminal.
+#[derive(Debug, Args, Clone, Copy, Default)]
+pub(crate) struct Interaction {
+    /// Pass standard input on to the command
+    #[arg(short = 'i', long = "stdin")]
+    pub(crate) stdin: bool,
+    /// Give the command a terminal
+    #[arg(short = 't', long = "tty")]
+    pub(crate) tty: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exits with the command's code; 124 where --timeout ended it; 125 where it could not be run.
+^C is passed on to the command; the third one leaves it.
+The agent may be restarted meanwhile: the command is attached to again, for up to 60 s.
+Without --command-id the command is killed 2 minutes after this program has gone; with it, it goes on, and the same
+--command-id attaches to it and prints its output from the beginning.")]
+pub(crate) struct Exec {
+    /// Name of the sandbox
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) interaction: Interaction,
+    /// User to run as: uid, uid:gid, name or name:group of the sandbox's own files
+    #[arg(
+        long,
+        value_name = "USER",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) user: String,
+    /// Working directory; relative to the sandbox's own
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) cwd: String,
+    /// Environment variable; may be given again
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<OsString>,
+    /// Kill the command and all it started after so long, such as 30s or 1m30s
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Name of this run of the command: a second exec with it attaches, and never runs the command twice
+    #[arg(long, value_name = "ID")]
+    pub(crate) command_id: Option<String>,
+    /// The command is one string for a shell: the sandbox's own, or the one at PATH
+    #[arg(
+        long,
+        value_name = "PATH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = ""
+    )]
+    pub(crate) shell: Option<String>,
+    /// Program and arguments
+    #[arg(
+        last = true,
+        value_name = "COMMAND",
+        required_unless_present = "command_id"
+    )]
+    pub(crate) argv: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The command is the sandbox's main one: the sandbox ends with it. With -i or -t it is run by exec in a sandbox that
+stays (a shell where none is given). Without a command the sandbox idles and serves exec.
+Exits with the command's code; 125 where it could not be run.")]
+pub(crate) struct Run {
+    /// Name of the sandbox; made up and printed where absent
+    pub(crate) name: Option<String>,
+    /// Image to run
+    #[arg(long, value_name = "REF")]
+    pub(crate) image: String,
+    /// CPU limit, such as 500m or 2
+    #[arg(long, value_name = "QUANTITY")]
+    pub(crate) cpu: Option<String>,
+    /// Memory limit, such as 512Mi
+    #[arg(long, value_name = "QUANTITY")]
+    pub(crate) memory: Option<String>,
+    /// Environment variable; may be given again
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// End the sandbox so long after its start, in whole seconds, such as 10m
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// Delete the sandbox at the end, also after ^C
+    #[arg(long)]
+    pub(crate) rm: bool,
+    #[command(flatten)]
+    pub(crate) interaction: Interaction,
+    /// Program and arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) argv: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// More columns
+    Wide,
+    /// Objects in JSON
+    Json,
+    /// Objects in YAML
+    Yaml,
+    /// Only names
+    Name,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Only these sandboxes
+    pub(crate) names: Vec<String>,
+    /// How to print
+    #[arg(short, long)]
+    pub(crate) output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Describe {
+    /// Name of the sandbox
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// Name of the sandbox
+    pub(crate) name: String,
+    /// condition=TYPE[=STATUS], phase=PHASE, finished or delete
+    #[arg(long = "for", value_name = "STATE")]
+    pub(crate) state: String,
+    /// How long to wait; 0 looks once
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Log {
+    /// Name of the sandbox
+    pub(crate) name: String,
+    /// Of this command; absent: the sandbox's main one
+    #[arg(long, value_name = "ID")]
+    pub(crate) command_id: Option<String>,
+    /// Go on until the command ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only so many bytes from the end of each of stdout and stderr
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) tail_bytes: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// Names of the sandboxes
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Return only when nothing of them is left on the node
+    #[arg(long)]
+    pub(crate) wait: bool,
+}
+
+/// `30s`, `1m30s`, `500ms`, `0s`; a unit is required but for `0`.
+fn duration(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    text.parse::<SignedDuration>()
+        .ok()
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .ok_or_else(|| "write it like 30s, 500ms or 1m30s".to_owned())
+}
+
+/// A [`duration`] above zero.
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("it must be above zero".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_need_a_unit_and_no_sign() {
+        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        for wrong in ["", "5", "-5s", "5 parsecs", "1mo", "s", "1e9s"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+        assert!(positive_duration("0s").is_err());
+    }
+
+    #[test]
+    fn what_exec_understands() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' '));
+        assert!(parse("s exec demo -- ls -l").is_ok());
+        assert!(parse("s --standalone /run/a exec demo -it --env A=b -- sh").is_ok());
+        assert!(parse("s exec demo --command-id one").is_ok());
+        for wrong in [
+            "s exec demo",
+            "s exec demo ls",
+            "s exec -- ls",
+            "s exec demo --timeout 0s -- ls",
+            "s run demo",
+            "s rm",
+            "s log demo --tail-bytes 0",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        let Ok(Cli {
+            command: Command::Exec(exec),
+            ..
+        }) = parse("s exec demo --shell -- ls")
+        else {
+            panic!("exec expected");
+        };
+        assert_eq!(exec.shell.as_deref(), Some(""));
+    }
+}

@@ -1,0 +1,69 @@
+//! One file per command of the program.
+
+mod describe;
+mod exec;
+mod log;
+mod ls;
+mod rm;
+mod run;
+mod wait;
+mod watch;
+
+use std::io::{Read as _, Write as _};
+
+use cloche_proto::agent::v1alpha1::SandboxKey;
+
+use crate::args::{Cli, Command};
+use crate::connection::Agent;
+use crate::error::Error;
+
+/// What every command needs.
+struct Context {
+    agent: Agent,
+    namespace: String,
+}
+
+impl Context {
+    fn key(&self, name: &str) -> SandboxKey {
+        SandboxKey {
+            namespace: self.namespace.clone(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// Does what was asked for; the exit code.
+pub(crate) async fn run(cli: &Cli) -> Result<u8, Error> {
+    let socket = cli.standalone.as_deref().ok_or(Error::NoAgent)?;
+    let context = Context {
+        agent: Agent::new(socket),
+        namespace: cli.namespace.clone(),
+    };
+    match &cli.command {
+        Command::Exec(args) => exec::exec(&context, args).await,
+        Command::Run(args) => run::run(&context, args).await,
+        Command::Ls(args) => ls::ls(&context, args).await.map(|()| 0),
+        Command::Describe(args) => describe::describe(&context, args).await.map(|()| 0),
+        Command::Wait(args) => wait::wait(&context, args).await.map(|()| 0),
+        Command::Log(args) => log::log(&context, args).await.map(|()| 0),
+        Command::Rm(args) => rm::rm(&context, args).await.map(|()| 0),
+    }
+}
+
+/// Prints on standard output.
+fn print(text: &str) -> Result<(), Error> {
+    let mut stdout = std::io::stdout();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .map_err(Error::stdout)
+}
+
+/// 8 random hex digits, for names.
+fn random_suffix() -> Result<String, Error> {
+    let mut bytes = [0; 4];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(Error::Random)?;
+    Ok(format!("{:08x}", u32::from_ne_bytes(bytes)))
+}

@@ -1,0 +1,80 @@
+//! `rm`.
+
+use cloche_proto::agent::v1alpha1::DeleteRequest;
+
+use super::watch::Watch;
+use super::{Context, print, wait};
+use crate::args::Rm;
+use crate::error::{self, Error};
+use crate::object::goal::Goal;
+use crate::object::{Object, full_name};
+
+/// Deletes sandboxes; one that fails does not keep the others. With `--wait` each line says how the sandbox ended.
+pub(super) async fn rm(context: &Context, args: &Rm) -> Result<(), Error> {
+    let mut failed = 0;
+    let mut deleted = Vec::new();
+    for name in &args.names {
+        match begin(context, name, args.wait).await {
+            Ok(watch) => deleted.push((name, watch)),
+            Err(problem) if args.names.len() == 1 => return Err(problem),
+            Err(problem) => {
+                failed += 1;
+                error::print(&problem);
+            }
+        }
+    }
+    for (name, watch) in deleted {
+        let end = match watch {
+            Some(watch) => follow(watch).await?,
+            None => None,
+        };
+        let end = end.map_or_else(String::new, |end| format!(" ({end})"));
+        print(&format!("{} deleted{end}\n", full_name(name)))?;
+    }
+    if failed > 0 {
+        return Err(Error::Some {
+            failed,
+            all: args.names.len(),
+        });
+    }
+    Ok(())
+}
+
+/// Asks for the deletion; watched from before it, so that the end is seen however quick it is.
+async fn begin<'a>(
+    context: &'a Context,
+    name: &str,
+    watched: bool,
+) -> Result<Option<Watch<'a>>, Error> {
+    let mut watch = watched.then(|| Watch::new(&context.agent, context.key(name)));
+    if let Some(watch) = &mut watch {
+        // Where there is no such sandbox, the deletion says so.
+        watch.next().await?;
+    }
+    delete(context, name).await?;
+    Ok(watch)
+}
+
+/// Until nothing of it is left; how it ended, if that was told.
+async fn follow(mut watch: Watch<'_>) -> Result<Option<String>, Error> {
+    while watch.next().await?.is_some() {}
+    Ok(watch.last().and_then(Object::end))
+}
+
+/// Asks for the deletion.
+pub(super) async fn delete(context: &Context, name: &str) -> Result<(), Error> {
+    let mut client = context.agent.connect().await?;
+    let request = DeleteRequest {
+        key: Some(context.key(name)),
+    };
+    client
+        .delete(request)
+        .await
+        .map(drop)
+        .map_err(|status| Error::refused(format!("delete sandbox {name}"), status))
+}
+
+/// Waits until nothing of it is left.
+pub(super) async fn wait_gone(context: &Context, name: &str) -> Result<(), Error> {
+    wait::follow(context, &Goal::Deleted, name, &mut None).await
+}

@@ -1,0 +1,189 @@
+//! `run`.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use cloche_crds::Sandbox;
+use cloche_proto::agent::v1alpha1::{ApplyRequest, Open};
+
+use super::watch::Watch;
+use super::{Context, exec, print, random_suffix, rm};
+use crate::NOT_RUN;
+use crate::args::Run;
+use crate::error::{self, Error};
+use crate::object::{Object, full_name};
+use crate::request;
+use crate::session::{self, Left, Local, State};
+use crate::terminal::{Event, Events, Input, Sink, asks_to_go, is_hangup};
+
+/// The session of a sandbox's own command.
+const MAIN: &str = "main";
+
+/// How long `--rm` waits until nothing is left; the deletion goes on without.
+const REMOVAL: Duration = Duration::from_mins(1);
+
+/// Makes a sandbox and runs the command in it; the command's exit code.
+pub(super) async fn run(context: &Context, args: &Run) -> Result<u8, Error> {
+    if args.rm && args.argv.is_empty() && !request::by_exec(args) {
+        return Err(Error::Usage(
+            "--rm needs a command, -i or -t: a sandbox without would be deleted at once".to_owned(),
+        ));
+    }
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => format!("run-{}", random_suffix()?),
+    };
+    let sandbox = request::sandbox(args, &name)?;
+    // Before the sandbox exists, so that no signal finds it without its --rm.
+    let events = Events::start().map_err(Error::Runtime)?;
+    apply(context, &name, &sandbox).await?;
+    if args.name.is_none() {
+        // On stderr: stdout is the command's.
+        drop(writeln!(std::io::stderr(), "{} created", full_name(&name)));
+    }
+    let outcome = run_in(context, args, &name, events).await;
+    if args.rm
+        && let Err(problem) = remove(context, &name).await
+    {
+        error::print(&problem);
+        return outcome.map(|code| if code == 0 { NOT_RUN } else { code });
+    }
+    outcome
+}
+
+async fn run_in(
+    context: &Context,
+    args: &Run,
+    name: &str,
+    mut events: Events,
+) -> Result<u8, Error> {
+    let object = match started(context, name, &mut events).await? {
+        Started::Running => None,
+        Started::Ended(object) => Some(object),
+        Started::Left(signal) => return Ok(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
+    };
+    if request::by_exec(args) {
+        if let Some(object) = object {
+            return Err(ended(name, &object));
+        }
+        let exec = request::exec_of(args, name);
+        return exec::exec_with(context, &exec, events)
+            .await
+            .map(|(code, _)| code);
+    }
+    if args.argv.is_empty() {
+        return match object {
+            Some(object) => Err(ended(name, &object)),
+            None => print(&format!("{} running\n", full_name(name))).map(|()| 0),
+        };
+    }
+    let outcome = main(context, name, events).await;
+    match (outcome, object) {
+        // It ended without its command ever having been a session.
+        (Err(problem), Some(object)) if problem.is_not_found() => match object.exit_code() {
+            Some(code) => {
+                error::print(&ended(name, &object));
+                Ok(code)
+            }
+            None => Err(ended(name, &object)),
+        },
+        (outcome, _) => outcome,
+    }
+}
+
+fn ended(name: &str, object: &Object) -> Error {
+    Error::Unreachable(format!("sandbox {name} ended: it is {}", object.summary()))
+}
+
+async fn apply(context: &Context, name: &str, sandbox: &Sandbox) -> Result<(), Error> {
+    let operation = format!("make sandbox {name}");
+    let manifest = serde_json::to_vec(sandbox).map_err(|problem| Error::Wrong {
+        operation: operation.clone(),
+        message: problem.to_string(),
+    })?;
+    let request = ApplyRequest {
+        manifest,
+        replace: false,
+    };
+    let mut client = context.agent.connect().await?;
+    client
+        .apply(request)
+        .await
+        .map(drop)
+        .map_err(|status| Error::refused(operation, status))
+}
+
+enum Started {
+    Running,
+    Ended(Object),
+    /// The user left, by this signal.
+    Left(i32),
+}
+
+/// Waits until it runs, or has run, or will not.
+async fn started(context: &Context, name: &str, events: &mut Events) -> Result<Started, Error> {
+    let mut watch = Watch::new(&context.agent, context.key(name));
+    let mut seen = false;
+    loop {
+        // Polled on, not dropped, when a signal comes that asks for nothing.
+        let mut next = std::pin::pin!(watch.next());
+        let object = loop {
+            tokio::select! {
+                object = &mut next => break object?,
+                event = events.next() => match event {
+                    Event::Signal(number) if asks_to_go(number) || is_hangup(number) => {
+                        return Ok(Started::Left(number));
+                    }
+                    Event::Signal(_) | Event::Resized => {}
+                },
+            }
+        };
+        match object {
+            Some(object) if object.is_running() => return Ok(Started::Running),
+            Some(object) if object.is_finished() => return Ok(Started::Ended(object)),
+            Some(_) => seen = true,
+            // Applied, and not yet taken up.
+            None if !seen => tokio::time::sleep(Duration::from_millis(20)).await,
+            None => {
+                return Err(Error::Unreachable(format!(
+                    "sandbox {name} was deleted before it was running"
+                )));
+            }
+        }
+    }
+}
+
+/// Attaches to the sandbox's own command from its first byte on.
+async fn main(context: &Context, name: &str, events: Events) -> Result<u8, Error> {
+    let open = Open {
+        key: Some(context.key(name)),
+        command_id: MAIN.to_owned(),
+        ..Open::default()
+    };
+    let mut local = Local {
+        input: Input::none(),
+        sink: Sink::start().map_err(Error::Runtime)?,
+        events,
+        tty: false,
+        // The sandbox outlives its client unless --rm ends it.
+        kill_when_left: false,
+    };
+    let operation = format!("follow the command of sandbox {name}");
+    let left: Left =
+        session::drive(&context.agent, State::new(open), &mut local, &operation).await?;
+    Ok(exec::finish(name, &left))
+}
+
+async fn remove(context: &Context, name: &str) -> Result<(), Error> {
+    match rm::delete(context, name).await {
+        Err(problem) if problem.is_not_found() => return Ok(()),
+        outcome => outcome?,
+    }
+    match tokio::time::timeout(REMOVAL, rm::wait_gone(context, name)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(Error::Unreachable(format!(
+            "sandbox {name} is still being deleted after {} s",
+            REMOVAL.as_secs()
+        ))),
+    }
+}

@@ -1,0 +1,83 @@
+//! `wait`.
+
+use tokio::time::timeout;
+
+use super::watch::Watch;
+use super::{Context, ls, print};
+use crate::args::Wait;
+use crate::error::Error;
+use crate::object::goal::{Goal, Progress};
+use crate::object::{Object, full_name};
+
+/// Returns when the sandbox is in the state; an error when it never will be, or was not in time.
+pub(super) async fn wait(context: &Context, args: &Wait) -> Result<(), Error> {
+    let goal = Goal::parse(&args.state).map_err(Error::Usage)?;
+    let mut last = None;
+    let reached = if args.timeout.is_zero() {
+        // Once: by a list, so that a slow answer is not taken for "not so".
+        match ls::get(context, Some(context.key(&args.name))).await {
+            Ok(objects) => last = objects.into_iter().next(),
+            Err(problem) if problem.is_not_found() => {}
+            Err(problem) => return Err(problem),
+        }
+        step(&goal, &args.name, last.as_ref())?
+    } else {
+        match timeout(args.timeout, follow(context, &goal, &args.name, &mut last)).await {
+            Ok(outcome) => {
+                outcome?;
+                true
+            }
+            Err(_) => false,
+        }
+    };
+    if reached {
+        return print(&format!("{} condition met\n", full_name(&args.name)));
+    }
+    Err(Error::TimedOut {
+        name: args.name.clone(),
+        state: goal.to_string(),
+        seconds: args.timeout.as_secs(),
+        now: last.map_or_else(|| "not known".to_owned(), |object| object.summary()),
+    })
+}
+
+/// Follows the sandbox to the goal; `last` is how it was last seen.
+pub(super) async fn follow(
+    context: &Context,
+    goal: &Goal,
+    name: &str,
+    last: &mut Option<Object>,
+) -> Result<(), Error> {
+    let mut watch = Watch::new(&context.agent, context.key(name));
+    loop {
+        let object = watch.next().await?;
+        let was_there = last.is_some();
+        if let Some(object) = &object {
+            *last = Some(object.clone());
+        }
+        if object.is_none() && was_there && *goal != Goal::Deleted {
+            return Err(Error::Unreachable(format!(
+                "sandbox {name} was deleted while waiting for {goal}"
+            )));
+        }
+        if step(goal, name, object.as_ref())? {
+            return Ok(());
+        }
+    }
+}
+
+fn step(goal: &Goal, name: &str, object: Option<&Object>) -> Result<bool, Error> {
+    match goal.progress(object) {
+        Progress::Reached => Ok(true),
+        Progress::Pending => Ok(false),
+        Progress::Impossible => Err(Error::Unreachable(match object {
+            Some(object) => format!(
+                "sandbox {name} has ended and will not reach {goal}: it is {}",
+                object.summary()
+            ),
+            None => format!(
+                "there is no sandbox {name} (`kubectl sandbox ls` shows the sandboxes that there are)"
+            ),
+        })),
+    }
+}

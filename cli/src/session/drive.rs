@@ -1,0 +1,364 @@
+//! Moves bytes between the agent and the local side until the command ends.
+
+use std::time::Duration;
+
+use cloche_proto::agent::v1alpha1::{Exit, SessionRequest, SessionResponse, Stream};
+use tokio::signal::unix::SignalKind;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::state::{Received, State};
+use crate::connection::{Agent, Outage, is_broken};
+use crate::error::Error;
+use crate::terminal::{self, Event, Events, INPUT_CHUNK, Input, Piece, Sink};
+
+/// So often must the user ask before this program goes without the command's end. Once is enough while there is no agent
+/// and no command.
+const INSISTENCE: u32 = 3;
+
+/// How long the agent gets to confirm the last request of a user who leaves.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// ^C, as a terminal in raw mode sends it.
+const INTERRUPT: u8 = 3;
+
+/// How it went.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// The command ended.
+    Exit(Exit),
+    /// The user left before, by this signal.
+    Detached(i32),
+}
+
+/// The local side.
+#[derive(Debug)]
+pub(crate) struct Local {
+    /// stdin.
+    pub(crate) input: Input,
+    /// stdout and stderr.
+    pub(crate) sink: Sink,
+    /// Signals and sizes.
+    pub(crate) events: Events,
+    /// The command has a terminal: sizes are passed on.
+    pub(crate) tty: bool,
+    /// A command that the user leaves is killed.
+    pub(crate) kill_when_left: bool,
+}
+
+/// One connection's two directions.
+struct Connection {
+    requests: mpsc::Sender<SessionRequest>,
+    replies: Streaming<SessionResponse>,
+}
+
+/// Why a connection ended without the command's end.
+enum Broken {
+    /// It broke; the agent may come back.
+    Gone(String),
+    /// Nothing helps.
+    Final(Error),
+}
+
+/// Runs the session to its end, and writes all of its output. `operation` is what to call it in an error: verb and object.
+pub(crate) async fn drive(
+    agent: &Agent,
+    state: State,
+    local: &mut Local,
+    operation: &str,
+) -> Result<Left, Error> {
+    let mut session = Session {
+        agent,
+        state,
+        local,
+        operation,
+        insisted: 0,
+        away: false,
+        held: None,
+    };
+    let left = session.run().await;
+    match left {
+        // A reader that stands still must not keep a user who leaves.
+        Ok(Left::Detached(signal)) if signal != SignalKind::pipe().as_raw_value() => {
+            let written = tokio::time::timeout(FAREWELL, session.finish()).await;
+            written.unwrap_or(Ok(()))?;
+        }
+        // Also after an error, so that its message comes after the output.
+        Ok(_) | Err(_) => session.finish().await?,
+    }
+    left
+}
+
+struct Session<'a> {
+    agent: &'a Agent,
+    state: State,
+    local: &'a mut Local,
+    operation: &'a str,
+    /// How often the user asked to go.
+    insisted: u32,
+    /// A connection broke and there is no other yet.
+    away: bool,
+    /// Output that waits for room; meanwhile no more is taken from the agent, which then waits too. It counts as received, so it
+    /// outlives the connection that it came by.
+    held: Option<Piece>,
+}
+
+impl Session<'_> {
+    async fn run(&mut self) -> Result<Left, Error> {
+        let mut outage: Option<Outage> = None;
+        loop {
+            let last = match self.once(outage.is_none()).await {
+                Ok(left) => return Ok(left),
+                Err(Broken::Final(problem)) => return Err(problem),
+                Err(Broken::Gone(last)) => last,
+            };
+            if self.state.detach() {
+                outage = None;
+            }
+            self.away = true;
+            let outage = outage.get_or_insert_with(Outage::begin);
+            if outage.is_too_long() {
+                return Err(Error::Lost {
+                    operation: self.operation.to_owned(),
+                    seconds: outage.seconds(),
+                    last,
+                    left: self.what_is_left(),
+                });
+            }
+            if outage.is_worth_a_word() {
+                self.local
+                    .sink
+                    .say(&format!("the agent does not answer, trying on ({last})"));
+            }
+            let pause = tokio::time::sleep(outage.pause());
+            if let Err(left) = self.meanwhile(pause).await {
+                return Ok(left);
+            }
+        }
+    }
+
+    /// One connection. An agent that is not there at the `first` one is more likely a wrong path than a restart.
+    async fn once(&mut self, first: bool) -> Result<Left, Broken> {
+        let (requests, receiver) = mpsc::channel(4);
+        let open = self.state.open();
+        let agent = self.agent;
+        let operation = self.operation;
+        let attempt = async move {
+            let mut client = agent.connect().await.map_err(|problem| {
+                if first {
+                    Broken::Final(problem)
+                } else {
+                    Broken::Gone(problem.to_string())
+                }
+            })?;
+            // Cannot fail: there is room and the receiver is held.
+            drop(requests.send(open).await);
+            match client.session(ReceiverStream::new(receiver)).await {
+                Ok(response) => Ok(Connection {
+                    requests,
+                    replies: response.into_inner(),
+                }),
+                Err(status) => Err(broken(operation, status)),
+            }
+        };
+        match self.meanwhile(attempt).await {
+            Ok(connection) => self.pass(connection?).await,
+            Err(left) => Ok(left),
+        }
+    }
+
+    /// Waits for `work` while the user may type and send signals. The error: the user left.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Left> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            let typed = tokio::select! {
+                done = &mut work => return Ok(done),
+                // Cancel safe as their documentation says.
+                event = self.local.events.next() => {
+                    if let Some(signal) = self.on_event(event) {
+                        return Err(Left::Detached(signal));
+                    }
+                    continue;
+                }
+                read = self.local.input.next(), if self.state.room() >= INPUT_CHUNK => read,
+            };
+            // In raw mode ^C is a key, and the only one that can end this wait.
+            let keys = typed.as_deref().unwrap_or_default();
+            if self.local.tty {
+                for _ in keys.iter().filter(|key| **key == INTERRUPT) {
+                    if let Some(signal) = self.insist(SignalKind::interrupt().as_raw_value()) {
+                        return Err(Left::Detached(signal));
+                    }
+                }
+            }
+            self.on_input(typed);
+        }
+    }
+
+    /// Passes everything on over a connection, to the command's end or the connection's.
+    async fn pass(&mut self, mut connection: Connection) -> Result<Left, Broken> {
+        loop {
+            // Every arm is cancel safe: tonic keeps a half received message in the stream, and the others are channels.
+            tokio::select! {
+                reply = connection.replies.message(), if self.held.is_none() => {
+                    let reply = match reply {
+                        Ok(Some(reply)) => reply,
+                        Ok(None) => return Err(Broken::Gone("it closed the stream".to_owned())),
+                        Err(status) => return Err(broken(self.operation, status)),
+                    };
+                    match self.receive(reply)? {
+                        Received::Attached => self.away = false,
+                        Received::Nothing => {}
+                        Received::Output { stream, lost, data } => {
+                            if lost > 0 {
+                                self.local.sink.say(&format!(
+                                    "{lost} bytes of {} are lost: they are no longer kept",
+                                    name(stream)
+                                ));
+                            }
+                            if !data.is_empty() {
+                                self.held = Some((stream, data));
+                            }
+                        }
+                        Received::Exit(exit) => return Ok(Left::Exit(exit)),
+                    }
+                }
+                room = self.local.sink.room(), if self.held.is_some() => {
+                    let Some(room) = room else {
+                        // As a local writer to a pipe without readers would feel it. Why it failed, `finish` tells.
+                        let pipe = SignalKind::pipe().as_raw_value();
+                        self.state.signal(pipe);
+                        self.farewell(connection).await;
+                        return Ok(Left::Detached(pipe));
+                    };
+                    if let Some(piece) = self.held.take() {
+                        drop(room.send(piece));
+                    }
+                }
+                permit = connection.requests.clone().reserve_owned(), if self.state.has_next() => {
+                    let Ok(permit) = permit else {
+                        return Err(Broken::Gone("it closed the stream".to_owned()));
+                    };
+                    if let Some(request) = self.state.next() {
+                        drop(permit.send(request));
+                    }
+                }
+                event = self.local.events.next() => {
+                    if let Some(signal) = self.on_event(event) {
+                        if self.local.kill_when_left {
+                            self.state.kill();
+                        }
+                        self.farewell(connection).await;
+                        return Ok(Left::Detached(signal));
+                    }
+                }
+                read = self.local.input.next(), if self.state.room() >= INPUT_CHUNK => self.on_input(read),
+            }
+        }
+    }
+
+    fn receive(&mut self, reply: SessionResponse) -> Result<Received, Broken> {
+        self.state.receive(reply).map_err(|message| {
+            Broken::Final(Error::Wrong {
+                operation: self.operation.to_owned(),
+                message,
+            })
+        })
+    }
+
+    /// Sends what still waits to be sent, but not stdin, and gives the agent a moment to act on it.
+    async fn farewell(&mut self, mut connection: Connection) {
+        let last = async {
+            while let Some(request) = self.state.next_control() {
+                if connection.requests.send(request).await.is_err() {
+                    return;
+                }
+            }
+            while let Ok(Some(reply)) = connection.replies.message().await {
+                if matches!(self.state.receive(reply), Ok(Received::Exit(_)) | Err(_)) {
+                    return;
+                }
+            }
+        };
+        // Late or not: the user leaves.
+        drop(tokio::time::timeout(FAREWELL, last).await);
+    }
+
+    /// The signal by which the user leaves, if so.
+    fn on_event(&mut self, event: Event) -> Option<i32> {
+        match event {
+            Event::Resized => {
+                if self.local.tty {
+                    self.state.resize(terminal::size());
+                }
+                None
+            }
+            Event::Signal(number) => {
+                self.state.signal(number);
+                if terminal::is_hangup(number) {
+                    return Some(number);
+                }
+                if terminal::asks_to_go(number) {
+                    return self.insist(number);
+                }
+                None
+            }
+        }
+    }
+
+    fn insist(&mut self, signal: i32) -> Option<i32> {
+        self.insisted += 1;
+        let nothing_yet = self.away && !self.state.exists();
+        (nothing_yet || self.insisted >= INSISTENCE).then_some(signal)
+    }
+
+    fn on_input(&mut self, read: std::io::Result<Vec<u8>>) {
+        let data = read.unwrap_or_else(|problem| {
+            self.local.sink.say(&format!(
+                "cannot read standard input, it ends here for the command: {problem}"
+            ));
+            Vec::new()
+        });
+        self.state.push_stdin(&data);
+    }
+
+    fn what_is_left(&self) -> String {
+        if !self.state.exists() {
+            return "whether the command was started is not known".to_owned();
+        }
+        format!(
+            "the command may still run: attach with --command-id {}",
+            self.state.command_id()
+        )
+    }
+
+    /// Waits until all output is written; a user who insists need not wait.
+    async fn finish(&mut self) -> Result<(), Error> {
+        loop {
+            tokio::select! {
+                outcome = self.local.sink.finish(&mut self.held) => return outcome,
+                event = self.local.events.next() => {
+                    if self.on_event(event).is_some() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn broken(operation: &str, status: tonic::Status) -> Broken {
+    if is_broken(&status) {
+        Broken::Gone(crate::object::text::plain(status.message()))
+    } else {
+        Broken::Final(Error::refused(operation, status))
+    }
+}
+
+fn name(stream: Stream) -> &'static str {
+    match stream {
+        Stream::Stderr => "standard error",
+        Stream::Stdout | Stream::Unspecified => "standard output",
+    }
+}

@@ -1,0 +1,394 @@
+//! What both sides have of each other's bytes. No I/O.
+
+use std::collections::VecDeque;
+
+use cloche_proto::agent::v1alpha1::session_request::Kind as Ask;
+use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
+use cloche_proto::agent::v1alpha1::{
+    Exit, Kill, Open, SendSignal, SessionRequest, SessionResponse, Stream, TerminalSize,
+};
+
+use super::output::Cursor;
+use super::stdin::Window;
+
+/// Signals and the like that wait for a connection; more are dropped, the oldest first.
+const CONTROLS: usize = 16;
+
+/// One session, over all its connections.
+#[derive(Debug)]
+pub(crate) struct State {
+    open: Open,
+    stdout: Cursor,
+    stderr: Cursor,
+    stdin: Window,
+    /// The agent has answered `opened` at least once: the command exists and must not be asked for again.
+    exists: bool,
+    /// It has answered on this connection.
+    attached: bool,
+    controls: VecDeque<Ask>,
+}
+
+/// What to do with a reply.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Received {
+    /// Nothing.
+    Nothing,
+    /// The connection stands.
+    Attached,
+    /// Bytes to write after telling that some are lost.
+    Output {
+        /// Where to.
+        stream: Stream,
+        /// How many bytes before are lost.
+        lost: u64,
+        /// The bytes; may be empty.
+        data: Vec<u8>,
+    },
+    /// The command's end.
+    Exit(Exit),
+}
+
+impl State {
+    /// A session that `open` asks for; its offsets are overwritten.
+    pub(crate) fn new(open: Open) -> Self {
+        Self {
+            open,
+            stdout: Cursor::from_start(),
+            stderr: Cursor::from_start(),
+            stdin: Window::default(),
+            exists: false,
+            attached: false,
+            controls: VecDeque::new(),
+        }
+    }
+
+    /// A reader of output alone; `tail`: it begins wherever the first output begins.
+    pub(crate) fn reader(tail: bool) -> Self {
+        let mut state = Self::new(Open::default());
+        if tail {
+            state.stdout = Cursor::from_first();
+            state.stderr = Cursor::from_first();
+        }
+        state
+    }
+
+    /// Name of the session.
+    pub(crate) fn command_id(&self) -> &str {
+        &self.open.command_id
+    }
+
+    /// Whether the command is known to have been taken by the agent.
+    pub(crate) fn exists(&self) -> bool {
+        self.exists
+    }
+
+    /// The connection is gone. Whether the agent had answered on it.
+    pub(crate) fn detach(&mut self) -> bool {
+        std::mem::take(&mut self.attached)
+    }
+
+    /// The first request of a new connection.
+    pub(crate) fn open(&mut self) -> SessionRequest {
+        self.attached = false;
+        let mut open = self.open.clone();
+        if self.exists {
+            // Only attach: should the agent have forgotten the session it must say so and not run the command again.
+            open.command = None;
+        }
+        open.stdout_offset = self.stdout.next();
+        open.stderr_offset = self.stderr.next();
+        ask(Ask::Open(open))
+    }
+
+    /// What the agent said. An error is a sentence about what it did wrong.
+    pub(crate) fn receive(&mut self, response: SessionResponse) -> Result<Received, String> {
+        // A kind that this build does not know is skipped, as protobuf wants it.
+        let Some(kind) = response.kind else {
+            return Ok(Received::Nothing);
+        };
+        match kind {
+            Reply::Opened(opened) => {
+                if self.open.stdin {
+                    if self.exists {
+                        self.stdin.resume(opened.stdin_offset).map_err(|wrong| {
+                            format!(
+                                "it wants stdin from byte {}, this program has bytes {} to {}",
+                                wrong.offset,
+                                wrong.kept.start(),
+                                wrong.kept.end()
+                            )
+                        })?;
+                    } else {
+                        self.stdin.begin(opened.stdin_offset);
+                    }
+                }
+                self.open.command_id = opened.command_id;
+                self.exists = true;
+                self.attached = true;
+                Ok(Received::Attached)
+            }
+            Reply::Output(output) => {
+                let stream = stream(output.stream)?;
+                let new = self
+                    .cursor(stream)
+                    .take(output.offset, output.data)
+                    .ok_or_else(|| format!("output at byte {} has no end", output.offset))?;
+                Ok(Received::Output {
+                    stream,
+                    lost: new.lost,
+                    data: new.data,
+                })
+            }
+            Reply::Gap(gap) => {
+                let stream = stream(gap.stream)?;
+                Ok(Received::Output {
+                    stream,
+                    lost: self.cursor(stream).skip(gap.offset, gap.end),
+                    data: Vec::new(),
+                })
+            }
+            Reply::StdinTaken(taken) => {
+                self.stdin.acknowledge(taken.offset).map_err(|wrong| {
+                    format!(
+                        "it says that it has stdin up to byte {}, it was sent up to {}",
+                        wrong.offset,
+                        wrong.kept.end()
+                    )
+                })?;
+                if taken.closed {
+                    self.stdin.close();
+                }
+                Ok(Received::Nothing)
+            }
+            Reply::Exit(exit) => Ok(Received::Exit(exit)),
+        }
+    }
+
+    fn cursor(&mut self, stream: Stream) -> &mut Cursor {
+        match stream {
+            Stream::Stderr => &mut self.stderr,
+            Stream::Stdout | Stream::Unspecified => &mut self.stdout,
+        }
+    }
+
+    /// How many bytes of stdin may be read.
+    pub(crate) fn room(&self) -> usize {
+        if self.open.stdin {
+            self.stdin.room()
+        } else {
+            0
+        }
+    }
+
+    /// Stdin that was read; empty: its end.
+    pub(crate) fn push_stdin(&mut self, data: &[u8]) {
+        if data.is_empty() {
+            self.stdin.end();
+        } else {
+            self.stdin.push(data);
+        }
+    }
+
+    /// Sends a signal to the command, now or when connected again.
+    pub(crate) fn signal(&mut self, number: i32) {
+        self.control(Ask::Signal(SendSignal { number }));
+    }
+
+    /// Kills the command's tree, now or when connected again.
+    pub(crate) fn kill(&mut self) {
+        self.control(Ask::Kill(Kill {}));
+    }
+
+    /// The terminal has another size. Only the last one counts.
+    pub(crate) fn resize(&mut self, size: TerminalSize) {
+        self.controls
+            .retain(|control| !matches!(control, Ask::Resize(_)));
+        self.control(Ask::Resize(size));
+    }
+
+    fn control(&mut self, control: Ask) {
+        if self.controls.len() == CONTROLS {
+            self.controls.pop_front();
+        }
+        self.controls.push_back(control);
+    }
+
+    /// Whether [`Self::next`] has something.
+    pub(crate) fn has_next(&self) -> bool {
+        self.attached && (!self.controls.is_empty() || (self.open.stdin && self.stdin.has_next()))
+    }
+
+    /// The next request; nothing before the agent has answered.
+    pub(crate) fn next(&mut self) -> Option<SessionRequest> {
+        if !self.attached {
+            return None;
+        }
+        if let Some(control) = self.next_control() {
+            return Some(control);
+        }
+        if !self.open.stdin {
+            return None;
+        }
+        self.stdin.next().map(|stdin| ask(Ask::Stdin(stdin)))
+    }
+
+    /// The next request that is not stdin.
+    pub(crate) fn next_control(&mut self) -> Option<SessionRequest> {
+        if !self.attached {
+            return None;
+        }
+        self.controls.pop_front().map(ask)
+    }
+}
+
+fn ask(kind: Ask) -> SessionRequest {
+    SessionRequest { kind: Some(kind) }
+}
+
+fn stream(number: i32) -> Result<Stream, String> {
+    match Stream::try_from(number) {
+        Ok(Stream::Stdout) => Ok(Stream::Stdout),
+        Ok(Stream::Stderr) => Ok(Stream::Stderr),
+        Ok(Stream::Unspecified) | Err(_) => Err(format!("output of stream {number}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cloche_proto::agent::v1alpha1::{Command, Gap, Opened, Output, Stdin, StdinTaken};
+
+    use super::*;
+
+    fn state() -> State {
+        State::new(Open {
+            command_id: "one".into(),
+            command: Some(Command::default()),
+            stdin: true,
+            ..Open::default()
+        })
+    }
+
+    fn opened(stdin_offset: u64) -> SessionResponse {
+        reply(Reply::Opened(Opened {
+            command_id: "one".into(),
+            created: true,
+            stdin_offset,
+        }))
+    }
+
+    fn reply(kind: Reply) -> SessionResponse {
+        SessionResponse { kind: Some(kind) }
+    }
+
+    fn output(stream: Stream, offset: u64, data: &[u8]) -> SessionResponse {
+        reply(Reply::Output(Output {
+            stream: stream.into(),
+            offset,
+            data: data.to_vec(),
+        }))
+    }
+
+    fn open(state: &mut State) -> Open {
+        let Some(Ask::Open(open)) = state.open().kind else {
+            panic!("open expected");
+        };
+        open
+    }
+
+    #[test]
+    fn a_command_is_asked_for_until_it_exists_and_never_after() {
+        let mut state = state();
+        assert!(open(&mut state).command.is_some());
+        assert!(open(&mut state).command.is_some());
+        state.receive(opened(0)).unwrap();
+        assert!(open(&mut state).command.is_none());
+        assert_eq!(open(&mut state).command_id, "one");
+    }
+
+    #[test]
+    fn a_second_connection_goes_on_at_the_next_bytes() {
+        let mut state = state();
+        state.receive(opened(4)).unwrap();
+        state.push_stdin(b"hello");
+        let first = state.next();
+        state.receive(output(Stream::Stdout, 0, b"abc")).unwrap();
+        state.receive(output(Stream::Stderr, 0, b"x")).unwrap();
+        let again = open(&mut state);
+        assert_eq!((again.stdout_offset, again.stderr_offset), (3, 1));
+        assert!(
+            !state.has_next(),
+            "nothing is sent before the agent answers"
+        );
+        state.receive(opened(6)).unwrap();
+        let stdin = |offset, data: &[u8]| {
+            Some(ask(Ask::Stdin(Stdin {
+                offset,
+                data: data.to_vec(),
+                end: false,
+            })))
+        };
+        assert_eq!(first, stdin(4, b"hello"));
+        assert_eq!(state.next(), stdin(6, b"llo"));
+    }
+
+    #[test]
+    fn what_is_lost_is_told() {
+        let mut state = state();
+        let gap = reply(Reply::Gap(Gap {
+            stream: Stream::Stderr.into(),
+            offset: 0,
+            end: 7,
+        }));
+        assert_eq!(
+            state.receive(gap),
+            Ok(Received::Output {
+                stream: Stream::Stderr,
+                lost: 7,
+                data: Vec::new()
+            })
+        );
+        assert_eq!(
+            state.receive(output(Stream::Stdout, 5, b"x")),
+            Ok(Received::Output {
+                stream: Stream::Stdout,
+                lost: 5,
+                data: b"x".to_vec()
+            })
+        );
+    }
+
+    #[test]
+    fn wrong_replies_are_errors() {
+        let mut state = state();
+        state.receive(opened(0)).unwrap();
+        assert!(state.receive(output(Stream::Unspecified, 0, b"x")).is_err());
+        let taken = reply(Reply::StdinTaken(StdinTaken {
+            offset: 1,
+            closed: false,
+        }));
+        assert!(state.receive(taken).is_err());
+        assert!(state.receive(opened(9)).is_err());
+        assert_eq!(
+            state.receive(SessionResponse { kind: None }),
+            Ok(Received::Nothing)
+        );
+    }
+
+    #[test]
+    fn controls_wait_for_a_connection_and_are_bounded() {
+        let mut state = state();
+        for rows in 0..100 {
+            state.resize(TerminalSize { rows, columns: 1 });
+            state.signal(2);
+        }
+        assert_eq!(state.next(), None);
+        state.receive(opened(0)).unwrap();
+        let mut sizes = 0;
+        let mut count = 0;
+        while let Some(next) = state.next() {
+            sizes += usize::from(matches!(next.kind, Some(Ask::Resize(_))));
+            count += 1;
+        }
+        assert_eq!((count, sizes), (CONTROLS, 1));
+    }
+}
