@@ -1,1 +1,32 @@
-//! End-to-end tests.
+//! What end-to-end tests stand on.
+//!
+//! ```text
+//!   trial ──► agent      an agent with folders and a cgroup of its own; kill -9, restart, stop, fault points
+//!     │        ├ client   Apply, Delete, List
+//!     │        ├ level    waits for what Watch tells, with a deadline
+//!     │        └ session  commands: output by offset, stdin, exit
+//!     ├─────► audit       processes, mounts, cgroups, network namespaces and files, against what the ledger names
+//!     └─────► dump        what a person needs after a failure
+//!   image, registry       OCI layouts, hostile ones too; a real registry on the loopback
+//! ```
+//!
+//! A test is `trial::run(options, async |agent| ...)`: whatever happens in it, the agent's state is dumped on failure, audited
+//! on success, and everything is taken down. Nothing here sleeps for a time: what has no event is looked at again and again
+//! until a deadline.
+//!
+//! Needs root and what the build makes: `cloche-agent`, `kubectl-sandbox`, `runsc`, `cloche-init`, found in cargo's target
+//! folder or by `CLOCHE_AGENT`, `CLOCHE_CLI`, `CLOCHE_RUNSC`, `CLOCHE_INIT`. What is missing is an error, never a skipped test.
+
+pub mod agent;
+pub mod audit;
+pub mod client;
+pub mod deadline;
+pub mod dump;
+pub mod image;
+pub mod level;
+mod process;
+pub mod registry;
+pub mod session;
+pub mod trial;
+
+pub use agent::{Agent, Options};

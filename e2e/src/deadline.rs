@@ -1,0 +1,55 @@
+//! Waiting with an end.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+/// How often something without an event is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// `work`, or an error that says what was not done in time.
+pub async fn within<T>(
+    limit: Duration,
+    what: &str,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    timeout(limit, work)
+        .await
+        .with_context(|| format!("not within {} s: {what}", limit.as_secs_f32()))?
+}
+
+/// Looks until there is an answer; for files, processes and groups, which tell nobody that they changed.
+pub async fn until<T>(
+    limit: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    within(limit, what, async {
+        loop {
+            ticks.tick().await;
+            if let Some(answer) = look().await? {
+                return Ok(answer);
+            }
+        }
+    })
+    .await
+}
+
+/// The same for something that must hold all the time: an error as soon as `look` has one, well after `span`.
+pub async fn throughout(span: Duration, mut look: impl AsyncFnMut() -> Result<()>) -> Result<()> {
+    let looking = async {
+        let mut ticks = interval(LOOK);
+        loop {
+            ticks.tick().await;
+            look().await?;
+        }
+    };
+    match timeout(span, looking).await {
+        Err(_) => Ok(()),
+        Ok(Err::<(), _>(problem)) => Err(problem),
+        Ok(Ok(())) => bail!("the look ended by itself"),
+    }
+}

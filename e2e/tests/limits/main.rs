@@ -1,0 +1,18 @@
+//! Limits and ends, hostile guests, bad input, what a guest sees, and how commands behave: on the real runtime.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on must fail"
+)]
+
+mod ends;
+mod exec;
+mod hostile;
+mod input;
+mod journey;
+mod scene;
+mod shortage;
+mod verdict;
+mod view;
