@@ -177,8 +177,11 @@ impl Supervisor {
     }
 
     fn refuse(&self, wanted: &DesiredSandbox) -> Option<Cause> {
-        // One that has ended has given its share back.
-        let taken = self.driven.iter().filter(|(key, _)| {
+        // One that has ended has given its share back; one that was refused never had any.
+        let taken = self.driven.iter().filter(|(key, driven)| {
+            if driven.taken.state.termination().is_some() {
+                return false;
+            }
             let posted = self.node.board.get(key);
             !posted.is_some_and(|posting| matches!(posting.record.state, State::Ended { .. }))
         });
