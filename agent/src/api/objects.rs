@@ -51,6 +51,7 @@ pub(super) fn watch(
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops"))).await),
             // Ends when the client has gone.
+            () = sender.closed() => {}
             _ = follow(all, changes, only.as_ref(), &sender) => {}
         }
     });

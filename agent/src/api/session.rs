@@ -101,6 +101,7 @@ pub(super) async fn log(
     tokio::spawn(async move {
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops"))).await),
+            () = sender.closed() => {}
             _ = async {
                 futures::try_join!(
                     output(&session, Stream::Stdout, offsets[0], until, &sender),
@@ -120,6 +121,14 @@ pub(super) async fn log(
 fn find(node: &Node, named: Option<pb::SandboxKey>) -> Result<(Posting, Sessions), Status> {
     let key = key(named)?;
     let posting = node.board.get(&key).ok_or_else(|| no_such(&key))?;
+    let state = &posting.record.state;
+    // Its sessions may be open already, but the first command in it must be its own.
+    if state.started().is_none() && state.termination().is_none() {
+        return Err(Status::failed_precondition(format!(
+            "sandbox {:?} is not running yet: wait for its condition Ready",
+            key.name
+        )));
+    }
     let Some(sessions) = posting.sessions.clone() else {
         let name = &key.name;
         return Err(match posting.record.state.termination() {
@@ -128,11 +137,8 @@ fn find(node: &Node, named: Option<pb::SandboxKey>) -> Result<(Posting, Sessions
                 Status::failed_precondition(format!("sandbox {name:?} has ended: {reason}: {why}"))
             }
             // The agent has just started and is finding its way back to it.
-            None if posting.record.state.started().is_some() => Status::unavailable(format!(
+            None => Status::unavailable(format!(
                 "the sessions of sandbox {name:?} are being found again; retry"
-            )),
-            None => Status::failed_precondition(format!(
-                "sandbox {name:?} is not running yet: wait for its condition Ready"
             )),
         });
     };
