@@ -6,7 +6,7 @@
 //!                                                       │             ├──► image     pull, unpack, EROFS, cache
 //!   api (gRPC, local socket) ──► sessions ◄─────────────┤             ├──► pool      instances made ahead, per shape
 //!                                   │                   │             │      └► instance: cgroup + runsc, ledger record each
-//!                               cloche-init             └── relist    └──► session   channel to cloche-init, logs on the node
+//!                               cloche-init             └── usage     └──► session   channel to cloche-init, logs on the node
 //! ```
 //!
 //! | task | owns | takes in | gives out |
@@ -17,7 +17,7 @@
 //! | pool | instances that no sandbox has claimed | claims, deaths | instances |
 //! | image store | blobs, EROFS files, pins | references | images, or why not |
 //! | channel (one per running sandbox) | the pipes to cloche-init, session logs | frames, requests | session states |
-//! | relist | nothing | the kernel, the ledger | deaths that no pidfd told |
+//! | usage | what was last seen of each instance | the groups' counters | peaks, evictions, groups to kill |
 //! | api | the local socket | requests | replies |
 //!
 //! **Restart contract.** `kill -9` at any instruction loses no sandbox, leaks nothing and forgets no end reason: a record is

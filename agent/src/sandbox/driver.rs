@@ -115,6 +115,8 @@ impl<H: Hands> Driver<H> {
             }
             let at = deadline(&self.record);
             event = tokio::select! {
+                // In this order: what is told while the agent stops may be a consequence of that.
+                biased;
                 // Cancel safe: nothing is held but the record, which is on disk.
                 () = cancel.cancelled() => return false,
                 // Cancel safe by tokio's word.

@@ -59,6 +59,8 @@ impl NodeHands {
         let cancel = self.shared.node.cancel.clone();
         self.forward = Some(self.shared.node.tasks.spawn(async move {
             tokio::select! {
+                // First: what fails because the agent stops is no failure of the sandbox.
+                biased;
                 // Safe to break off anywhere, as `kill -9` is: the record tells the next agent where to go on.
                 () = cancel.cancelled() => {}
                 () = effect => {}
@@ -96,6 +98,7 @@ impl Hands for NodeHands {
                     .spawn(shared.tear_down(record, forward, events));
             }
             Action::Destroy(instance) => drop(self.shared.node.tasks.spawn(async move {
+                shared.node.sampler.forget(&instance);
                 shared.node.workshop.demolish(&instance).await;
             })),
             // The driver does it itself.
@@ -120,12 +123,17 @@ impl Hands for NodeHands {
     async fn remove(&mut self, record: &SandboxRecord) {
         // Their task ends; readers that are under way are told so.
         self.shared.sessions_cancel.cancel();
-        self.shared.holding().sessions = None;
-        self.shared.holding().image = None;
-        if let Some(image) = &record.image {
-            self.shared.node.images.unpin(&image.digest, &record.uid);
-            self.shared.node.collect_images();
+        let pulled = {
+            let mut holding = self.shared.holding();
+            holding.sessions = None;
+            holding.image.take()
+        };
+        // Pulled but not taken over: it ended meanwhile, and the record does not name the image.
+        let used = record.image.as_ref().map(|image| image.digest);
+        for digest in used.into_iter().chain(pulled.map(|image| image.digest)) {
+            self.shared.node.images.unpin(&digest, &record.uid);
         }
+        self.shared.node.collect_images();
         self.shared.publish(record);
     }
 }

@@ -76,30 +76,29 @@ impl Shared {
 
     /// Changes what is told beside the record, and tells it with the record that was told last.
     pub(super) fn tell_beside(&self, change: impl FnOnce(&mut Beside)) {
-        let record = {
-            let mut holding = self.holding();
-            change(&mut holding.beside);
-            holding.record.clone()
-        };
-        if let Some(record) = record {
-            self.publish(&record);
+        let mut holding = self.holding();
+        change(&mut holding.beside);
+        if let Some(record) = holding.record.clone() {
+            self.post(&mut holding, &record);
         }
     }
 
     /// Shows the world how the sandbox stands.
     pub(super) fn publish(&self, record: &SandboxRecord) {
-        let (status, sessions) = {
-            let mut holding = self.holding();
-            let status = view::status(
-                record,
-                &holding.beside,
-                &holding.conditions,
-                clock::now().wall,
-            );
-            holding.conditions.clone_from(&status.conditions);
-            holding.record = Some(record.clone());
-            (status, holding.sessions.clone())
-        };
+        self.post(&mut self.holding(), record);
+    }
+
+    /// Under the lock to the end: two that post at once post in the order in which they hold it, and the newest record wins.
+    fn post(&self, holding: &mut Holding, record: &SandboxRecord) {
+        let status = view::status(
+            record,
+            &holding.beside,
+            &holding.conditions,
+            clock::now().wall,
+        );
+        holding.conditions.clone_from(&status.conditions);
+        holding.record = Some(record.clone());
+        let sessions = holding.sessions.clone();
         let mut object = record.object.clone();
         object.status = Some(status);
         object.metadata.uid = Some(record.uid.clone());
