@@ -48,5 +48,6 @@ pub mod standalone;
 pub mod status;
 pub mod supervisor;
 pub mod sys;
+pub mod told;
 pub mod unique;
 pub mod usage;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use cloche_agent::{sandbox::death::chain, standalone};
+use cloche_agent::{standalone, told::chain};
 use tracing_subscriber::EnvFilter;
 
 /// Runs the sandboxes of one node.

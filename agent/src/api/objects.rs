@@ -12,8 +12,8 @@ use super::stream::{Receiving, Sending, channel};
 use super::{key, no_such};
 use crate::board::Change;
 use crate::node::Node;
-use crate::sandbox::death::chain;
 use crate::source::{ManifestDirectory, PutError, RemoveError, SandboxKey};
+use crate::told::chain;
 
 pub(super) fn list(node: &Node, request: pb::ListRequest) -> Result<pb::ListResponse, Status> {
     let objects = match request.key {

@@ -15,10 +15,10 @@ use super::{key, no_such};
 use crate::board::Posting;
 use crate::node::Node;
 use crate::sandbox::command::{self, Request};
-use crate::sandbox::death::chain;
 use crate::session::{
     Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
 };
+use crate::told::chain;
 
 /// How long a client that was told the end may take to close its requests.
 const LINGER: Duration = Duration::from_secs(5);

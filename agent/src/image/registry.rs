@@ -20,6 +20,7 @@ use super::digest::Digest;
 use super::error::Failure;
 use super::manifest::{ACCEPTED, Blob, DOCUMENT_MAX};
 use super::transfer::{collect, verify};
+use crate::told::chain;
 
 /// Longest reply of a token server and longest error that is read, in bytes.
 const REPLY_MAX: u64 = 64 << 10;
@@ -362,17 +363,6 @@ fn said(body: &[u8]) -> String {
         .and_then(|errors| errors.errors.into_iter().next())
         .map(|error| format!(": {:.200}", error.message.escape_debug().to_string()))
         .unwrap_or_default()
-}
-
-/// An error and all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use super::findings::{Directory, Findings, Run, Wanted};
 use crate::cgroup::{Groups, oom_lines};
 use crate::process;
+use crate::told::chain;
 
 /// A program that only says its version, or makes an image of one file, takes milliseconds; a machine under load some more.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(30);
@@ -69,16 +70,6 @@ fn read(path: &str) -> io::Result<String> {
 
 fn number<T: std::str::FromStr>(path: &str) -> Option<T> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 /// Runs a program to its end, killed at the deadline.

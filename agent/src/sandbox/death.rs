@@ -12,18 +12,7 @@ use crate::image::ImageError;
 use crate::node::Node;
 use crate::runsc::urpc::UrpcError;
 use crate::session::{Ended, NotStarted, Outcome};
-
-/// An error with all its causes, in one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    line
-}
+use crate::told::chain;
 
 /// An image that cannot be had.
 pub(super) fn of_image(error: &ImageError) -> Cause {

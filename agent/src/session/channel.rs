@@ -253,7 +253,7 @@ impl Channel {
                 self.connecting = None;
                 match result {
                     Ok(pipes) => self.take_pipes(pipes, false, now),
-                    Err(error) => self.fail(super::chain(&error), now),
+                    Err(error) => self.fail(crate::told::chain(&error), now),
                 }
             }
             // What is due, and what can be written, is looked at in every turn.
@@ -275,7 +275,7 @@ impl Channel {
                     match tokio::time::timeout(CONNECT_TIMEOUT, bridge.wake()).await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => {
-                            tracing::debug!(error = %super::chain(&error), "cloche-init not woken");
+                            tracing::debug!(error = %crate::told::chain(&error), "cloche-init not woken");
                         }
                         Err(_) => tracing::debug!("cloche-init not woken in time"),
                     }
@@ -457,7 +457,7 @@ impl Channel {
                 self.store = Some(store);
                 if let Some(error) = &done.error {
                     self.storage_retry = Some(now.boot + STORAGE_RETRY);
-                    let error = super::chain(error);
+                    let error = crate::told::chain(error);
                     if self.log_full.is_none() {
                         tracing::warn!(%error, "output cannot be stored; commands that print are blocked");
                     }

@@ -365,7 +365,7 @@ fn load(directory: &Path) -> Result<Vec<(Record, Tails)>, SessionError> {
 
 /// A record that cannot be read may be of a command that runs. It is never run again, and its end says what is wrong.
 fn unreadable(id: CommandId, error: &super::record::RecordError) -> Record {
-    let message = super::chain(error);
+    let message = crate::told::chain(error);
     tracing::error!(command = %id, error = %message, "session lost");
     let now = clock::now();
     Record {

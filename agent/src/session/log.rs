@@ -273,7 +273,7 @@ impl Store {
                         }
                         Err(error) => {
                             let error = LogError::new("remove", &tails.directory, error);
-                            tracing::warn!(error = %crate::session::chain(&error), "old output stays on disk");
+                            tracing::warn!(error = %crate::told::chain(&error), "old output stays on disk");
                             // The agent's next start finds it and tries again.
                             done.removed.push(id);
                         }

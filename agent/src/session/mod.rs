@@ -56,15 +56,3 @@ pub use record::RecordError;
 pub use request::NewSession;
 pub use state::{Ended, Health, Link, NotStarted, Outcome, SessionState, StdinState};
 pub use stdin::StdinError;
-
-/// An error with all its causes, as one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}

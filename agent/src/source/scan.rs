@@ -1,13 +1,13 @@
 //! What is remembered of the directory between two looks at it, so that only what changed is read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::desired::FileState;
 use super::folder::{Folder, FolderError, Stamp};
 use super::{GRACE, MAX_MANIFEST, MAX_NAME, QUIET, decode, is_manifest};
+use crate::told::chain;
 
 /// What happened to one file, as inotify tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,18 +162,6 @@ impl Scan {
 
 fn sooner(at: &mut Option<Duration>, candidate: Duration) {
     *at = Some(at.map_or(candidate, |at| at.min(candidate)));
-}
-
-/// An error and its causes in one line, for a person.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::{Recording, Table, Write};
 use crate::clock::Now;
-use crate::session::chain;
 use crate::session::error::SessionError;
 use crate::session::identity::{CommandId, Stream};
 use crate::session::life::{RETRY, SETTLE};
@@ -13,6 +12,7 @@ use crate::session::log::{Job, Tails};
 use crate::session::record::RecordError;
 use crate::session::state::{Ended, Outcome};
 use crate::session::wire::Exit;
+use crate::told::chain;
 
 impl Table {
     /// The record of a session was written, or not.
