@@ -39,7 +39,15 @@ pub enum Decision {
 /// Decides one sandbox.
 pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) -> Decision {
     if record.boot_id != boot_id {
-        return Decision::Resume(after_reboot(record, boot_id, now));
+        let after = after_reboot(record, boot_id, now);
+        // An ending takes its instance's record along; what begins anew no longer names it.
+        return match (record.state.instance(), after.state.instance()) {
+            (Some(instance), None) => Decision::Restart {
+                discard: instance.to_owned(),
+                record: after,
+            },
+            _ => Decision::Resume(after),
+        };
     }
     let ended = |cause: Cause| Decision::Resume(ending(record, cause, now));
     match (&record.state, found) {
@@ -271,18 +279,18 @@ mod tests {
     fn after_a_reboot_what_had_begun_is_lost_and_the_rest_begins_anew() {
         let states = every_state();
         let wanted = [
-            ("Bound", None),
-            ("Bound", None),
-            ("Ending", Some(Reason::NodeLost)),
-            ("Ending", Some(Reason::NodeLost)),
-            ("Ending", Some(Reason::DeadlineExceeded)),
-            ("Ending", Some(Reason::Error)),
-            ("Ended", Some(Reason::Error)),
+            ("Bound", None, false),
+            ("Bound", None, true),
+            ("Ending", Some(Reason::NodeLost), false),
+            ("Ending", Some(Reason::NodeLost), false),
+            ("Ending", Some(Reason::DeadlineExceeded), false),
+            ("Ending", Some(Reason::Error), false),
+            ("Ended", Some(Reason::Error), false),
         ];
-        for (state, (name, reason)) in states.iter().zip(wanted) {
+        for (state, (name, reason, discarded)) in states.iter().zip(wanted) {
             assert_eq!(
                 outcome(state, &Found::Nothing, "boot-2"),
-                (name.to_owned(), reason, false),
+                (name.to_owned(), reason, discarded),
                 "{}",
                 state.name()
             );

@@ -1,6 +1,7 @@
 //! An agent of its own for each test: folders, socket and cgroup that no other test has.
 
 mod options;
+mod reboot;
 mod take_down;
 
 use std::fs::{File, OpenOptions};

@@ -20,6 +20,11 @@ impl Agent {
         if let Some(mut child) = self.child.take() {
             child.kill().await.context("kill the agent")?;
         }
+        self.end_all().await
+    }
+
+    /// Kills all that the agent, which does not run, has left; detaches its mounts and removes its groups.
+    pub(super) async fn end_all(&self) -> Result<()> {
         until(KILL, "the test's processes end", async || {
             Ok(self.kill_processes()?.then_some(()))
         })

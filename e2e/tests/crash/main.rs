@@ -13,5 +13,6 @@ mod ends;
 mod many;
 mod points;
 mod random;
+mod reboot;
 mod stream;
 mod subject;
