@@ -31,11 +31,20 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one and waits until it listens.
+    /// Starts one that is open to everybody, and waits until it listens.
     pub async fn start() -> Result<Self> {
+        Self::start_as(false).await
+    }
+
+    /// Starts one that answers nobody: it wants a password, and no user has one.
+    pub async fn start_private() -> Result<Self> {
+        Self::start_as(true).await
+    }
+
+    async fn start_as(private: bool) -> Result<Self> {
         let mut last = None;
         for _ in 0..PORTS {
-            match Self::try_start().await {
+            match Self::try_start(private).await {
                 Ok(registry) => return Ok(registry),
                 Err(problem) => last = Some(problem),
             }
@@ -43,7 +52,7 @@ impl Registry {
         Err(last.context("no port was tried")?)
     }
 
-    async fn try_start() -> Result<Self> {
+    async fn try_start(private: bool) -> Result<Self> {
         let storage = tempfile::Builder::new()
             .prefix("cloche-registry-")
             .tempdir()
@@ -53,9 +62,19 @@ impl Registry {
             .context("choose a port")?
             .to_string();
         let config = storage.path().join("config.yml");
+        let users = storage.path().join("users");
+        let auth = if private {
+            std::fs::write(&users, "").context("write the registry's users")?;
+            format!(
+                "auth: {{htpasswd: {{realm: private, path: {}}}}}\n",
+                users.display()
+            )
+        } else {
+            String::new()
+        };
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\n  delete: {{enabled: true}}\n\
-             http: {{addr: \"{address}\"}}\n",
+             http: {{addr: \"{address}\"}}\n{auth}",
             storage.path().join("data").display()
         );
         std::fs::write(&config, text).context("write the registry's configuration")?;

@@ -1,7 +1,6 @@
 //! Bad input: each is told by name and with what to do, and nothing of it is left.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cloche_crds::Reason;
@@ -11,9 +10,7 @@ use cloche_e2e::registry::Registry;
 use cloche_e2e::{Agent, Options, trial};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
-use tokio::task::AbortHandle;
 use tonic::Code;
 
 use crate::scene::{self, BUSYBOX, LIMIT, add, images, manifest, options, output};
@@ -211,88 +208,6 @@ async fn dead_address() -> Result<String> {
         .await
         .context("choose a port")?;
     Ok(listener.local_addr().context("its port")?.to_string())
-}
-
-/// A server that answers every request with `head` and then a byte every 50 ms; none: it never answers.
-struct Slow {
-    address: String,
-    task: AbortHandle,
-}
-
-impl Slow {
-    async fn start(head: Option<&'static str>) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.context("listen")?;
-        let address = listener.local_addr().context("its port")?.to_string();
-        let task = tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                tokio::spawn(async move {
-                    let mut buffer = [0; 4096];
-                    while stream.read(&mut buffer).await.is_ok_and(|count| count > 0) {
-                        let Some(head) = head else { continue };
-                        stream.write_all(head.as_bytes()).await.ok()?;
-                        let mut ticks = tokio::time::interval(Duration::from_millis(50));
-                        loop {
-                            ticks.tick().await;
-                            stream.write_all(b" ").await.ok()?;
-                        }
-                    }
-                    Some(())
-                });
-            }
-        });
-        Ok(Self {
-            address,
-            task: task.abort_handle(),
-        })
-    }
-}
-
-impl Drop for Slow {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-#[tokio::test]
-async fn a_registry_that_hangs_or_trickles_costs_the_start_timeout_alone() {
-    let folder = images().unwrap();
-    let silent = Slow::start(None).await.unwrap();
-    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/vnd.oci.image.manifest.v1+json\r\nContent-Length: 4000\r\n\r\n";
-    let trickling = Slow::start(Some(head)).await.unwrap();
-    let options = Options {
-        insecure_registries: vec![silent.address.clone(), trickling.address.clone()],
-        ..options(&folder)
-    };
-    trial::run(options, async |agent| {
-        let mut client = agent.client().await?;
-        let spec = || json!({"lifecycle": {"startTimeoutSeconds": 2}});
-        for (name, server) in [("silent", &silent), ("trickling", &trickling)] {
-            let image = format!("{}/x:one", server.address);
-            client.apply(&manifest(name, &image, spec())).await?;
-            client
-                .apply(&manifest(&format!("{name}-deleted"), &image, spec()))
-                .await?;
-        }
-        // Others start meanwhile, and a pull that nobody wants any more is given up.
-        scene::run(agent, "other", json!({})).await?;
-        for name in ["silent-deleted", "trickling-deleted"] {
-            client.delete(name).await?;
-            agent.wait_gone(name, Duration::from_secs(2)).await?;
-        }
-        for name in ["silent", "trickling"] {
-            let status = Verdict::new(Reason::StartTimeout)
-                .never_ran()
-                .says("2 s")
-                .says("startTimeoutSeconds")
-                .says("image")
-                .wait(agent, name)
-                .await?;
-            ensure!(status.image_digest.is_none());
-        }
-        Ok(())
-    })
-    .await
-    .unwrap();
 }
 
 #[tokio::test]

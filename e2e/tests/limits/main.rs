@@ -8,10 +8,12 @@
 )]
 
 mod ends;
+mod enforce;
 mod exec;
 mod hostile;
 mod input;
 mod journey;
+mod registries;
 mod scene;
 mod shortage;
 mod verdict;

@@ -1,9 +1,10 @@
 //! Images and manifests of these tests.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use cloche_e2e::audit::world::hierarchies;
 use cloche_e2e::image::{Config, Image, Layer, busybox, busybox_layer};
 use cloche_e2e::session::Done;
 use cloche_e2e::{Agent, Options};
@@ -129,5 +130,26 @@ fn find(value: &Value, key: &str) -> Option<String> {
             .or_else(|| map.values().find_map(|below| find(below, key))),
         Value::Array(list) => list.iter().find_map(|below| find(below, key)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
+    }
+}
+
+/// Files named `name` in the group `below` of an agent's own group (empty: that group itself), in every hierarchy that has it.
+pub(crate) fn group_files(agent: &Agent, below: &str, name: &str) -> Result<Vec<PathBuf>> {
+    let files = hierarchies()?
+        .into_iter()
+        .map(|hierarchy| hierarchy.join(agent.group()).join(below).join(name));
+    Ok(files.filter(|file| file.exists()).collect())
+}
+
+/// What the only one of these files holds; `None` where no hierarchy has any.
+pub(crate) fn group_value(agent: &Agent, below: &str, name: &str) -> Result<Option<String>> {
+    match &group_files(agent, below, name)?[..] {
+        [] => Ok(None),
+        [file] => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("read {}", file.display()))?;
+            Ok(Some(text.trim_end().to_owned()))
+        }
+        several => anyhow::bail!("several hierarchies have it: {several:?}"),
     }
 }
