@@ -15,6 +15,7 @@ mod input;
 mod journey;
 mod registries;
 mod scene;
+mod shapes;
 mod shortage;
 mod verdict;
 mod view;
