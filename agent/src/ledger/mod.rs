@@ -9,6 +9,8 @@
 //! power cut a record is the old one or the new one, whole. An unreadable record is quarantined and reported; it never stops
 //! the agent.
 
+#[cfg(test)]
+pub(crate) mod golden;
 mod record;
 
 use std::fs::{self, File};

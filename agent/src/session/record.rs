@@ -212,8 +212,9 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::Outcome;
+    use super::super::state::{NotStarted, Outcome};
     use super::*;
+    use crate::ledger::golden::{self, states};
 
     fn record() -> Record {
         Record {
@@ -266,16 +267,30 @@ mod tests {
         assert!(Record::load(&at, &other).is_err());
     }
 
+    states!(ENDS, end: Option<Outcome> {
+        Begun = None,
+        Exited = Some(Outcome::Exited { not_started: None, .. }),
+        NotFound = Some(Outcome::Exited { not_started: Some(NotStarted::NotFound), .. }),
+        NotExecutable = Some(Outcome::Exited { not_started: Some(NotStarted::NotExecutable), .. }),
+        Failed = Some(Outcome::Exited { not_started: Some(NotStarted::Failed), .. }),
+        SandboxEnded = Some(Outcome::SandboxEnded { .. }),
+        Lost = Some(Outcome::Lost { .. }),
+    });
+
     #[test]
     fn what_an_older_agent_wrote_is_still_read() {
-        let bytes = br#"{"version":1,"commandId":"a","spec":"0a046563686f","createdAt":{"boot":{"secs":7,"nanos":5},
-            "wall":"2026-01-02T03:04:05Z"},"killOnDetachMs":null,"ended":{"outcome":{"exited":{"code":3,"signal":0,
-            "timedOut":false,"message":"","durationMs":12}},"at":{"boot":{"secs":8,"nanos":0},
-            "wall":"2026-01-02T03:04:06Z"},"stdout":10,"stderr":0}}"#;
-        let record = Record::decode(bytes).unwrap();
-        assert_eq!(record.spec.argv, [b"echo".to_vec()]);
-        assert_eq!(record.ended.unwrap().stdout, 10);
+        for version in 1..=VERSION {
+            let newest = (version == VERSION).then_some(ENDS);
+            golden::judge("session", version, newest, |bytes| {
+                let record = Record::decode(bytes).unwrap();
+                let outcome = record.ended.as_ref().map(|ended| ended.outcome.clone());
+                (end(&outcome), record.encode().unwrap())
+            });
+        }
+        let begun = &golden::files("session", 1)["Begun"];
+        let spec = Record::decode(begun).unwrap().spec;
+        assert_eq!(spec.argv[..2], [b"/bin/sh".to_vec(), b"-c".to_vec()]);
         assert!(Record::decode(b"{}").is_err());
-        assert!(Record::decode(&bytes[..100]).is_err());
+        assert!(Record::decode(&begun[..100]).is_err());
     }
 }
