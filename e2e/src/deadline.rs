@@ -8,12 +8,17 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 /// How often something without an event is looked at.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// `work`, or an error that says what was not done in time.
+/// `work`, or an error that says what was not done in time. `CLOCHE_PATIENCE` (default 1) multiplies every limit, for machines that
+/// are slow throughout.
 pub async fn within<T>(
     limit: Duration,
     what: &str,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
+    let limit = match std::env::var("CLOCHE_PATIENCE") {
+        Ok(factor) => limit * factor.parse().context("read CLOCHE_PATIENCE")?,
+        Err(_) => limit,
+    };
     timeout(limit, work)
         .await
         .with_context(|| format!("not within {} s: {what}", limit.as_secs_f32()))?

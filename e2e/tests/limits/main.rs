@@ -19,3 +19,4 @@ mod shapes;
 mod shortage;
 mod verdict;
 mod view;
+mod whole;

@@ -5,7 +5,7 @@
 //! | static | format, lints, dependency rules, generated files, licences | nothing |
 //! | unit | the tests of every crate, the real kernel and runsc among them | root, artifacts |
 //! | node | the end-to-end tests against a real agent | root, artifacts |
-//! | vm | the agent's tests of cgroups again, on a virtual machine with cgroup v2 alone | root |
+//! | vm | the agent's tests of cgroups again, and a few end-to-end tests, on a virtual machine with cgroup v2 alone | root, artifacts |
 //!
 //! All lanes run, also after a failure. What fails counts as failed, be it a test, a check, a build or a whole program;
 //! so does a test that was ignored, and a lane that ran nothing.
@@ -43,7 +43,7 @@ pub(crate) enum Lane {
     Unit,
     /// The end-to-end tests against a real agent.
     Node,
-    /// The tests of cgroups on a virtual machine with cgroup v2.
+    /// Tests of cgroups, and of a node, on a virtual machine with cgroup v2.
     Vm,
 }
 
@@ -147,8 +147,8 @@ fn run_lane(
             Ok(suites.end_to_end().run(&environment, deadline))
         }
         Lane::Vm => {
-            let (_, suites) = made.get(workspace)?;
-            machine::run(workspace, suites, deadline)
+            let (artifacts, suites) = made.get(workspace)?;
+            machine::run(workspace, artifacts, suites, deadline)
         }
     }
 }
