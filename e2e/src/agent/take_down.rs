@@ -1,5 +1,6 @@
 //! Takes everything down that is a test's own, whatever state it is in.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,10 +27,9 @@ impl Agent {
     /// Kills all that the agent, which does not run, has left; detaches its mounts and removes its groups.
     pub(super) async fn end_all(&self) -> Result<()> {
         until(KILL, "the test's processes end", async || {
-            Ok(self.kill_processes()?.then_some(()))
+            Ok((self.kill_processes()? && self.clear()?).then_some(()))
         })
-        .await?;
-        self.clear()
+        .await
     }
 
     /// Sends SIGKILL to each process that is its own; whether there was none.
@@ -42,7 +42,8 @@ impl Agent {
         Ok(world.processes.is_empty())
     }
 
-    fn clear(&self) -> Result<()> {
+    /// Whether all went: what was just forked, or is about to be gone, still keeps its group, and is killed in the next round.
+    fn clear(&self) -> Result<bool> {
         for mount in World::see(self)?.mounts {
             umount2(Path::new(&mount.point), MntFlags::MNT_DETACH)
                 .with_context(|| format!("unmount {}", mount.point))?;
@@ -52,11 +53,15 @@ impl Agent {
             // Children before parents.
             folders.sort_by_key(|folder| std::cmp::Reverse(folder.components().count()));
             for folder in folders {
-                std::fs::remove_dir(&folder)
-                    .with_context(|| format!("remove the group {}", folder.display()))?;
+                match std::fs::remove_dir(&folder) {
+                    Err(problem) if problem.kind() == ErrorKind::ResourceBusy => return Ok(false),
+                    removed => {
+                        removed.with_context(|| format!("remove the group {}", folder.display()))?
+                    }
+                }
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -39,7 +39,11 @@ async fn started(agent: &Agent, name: &str) -> Result<String> {
 #[tokio::test]
 async fn a_reboot_loses_what_had_begun_and_nothing_else() {
     let images = Images::busybox();
-    trial::run(images.options(), async |agent| {
+    // The pool, of another shape, is lost too, and is made anew.
+    let options = images
+        .options()
+        .pool("cpu=1,memory=48Mi,created=1,started=1");
+    trial::run(options, async |agent| {
         want(agent, "ended", &ends())?;
         has_ended(agent, "ended").await?;
         let before = agent.wait_finished("ended", LIMIT).await?;
