@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,49 @@ pub struct Now {
     pub boot: Duration,
     /// The wall clock.
     pub wall: Timestamp,
+}
+
+impl Now {
+    /// The moment this long before, the machine's boot at the earliest.
+    #[must_use]
+    pub fn before(self, ago: Duration) -> Self {
+        let ago = ago.min(self.boot);
+        Self {
+            boot: self.boot.saturating_sub(ago),
+            wall: shifted(self.wall, ago, Timestamp::checked_sub),
+        }
+    }
+
+    /// The moment this long after.
+    #[must_use]
+    pub fn after(self, time: Duration) -> Self {
+        Self {
+            boot: self.boot.saturating_add(time),
+            wall: shifted(self.wall, time, Timestamp::checked_add),
+        }
+    }
+
+    /// The later of two.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        if other.boot > self.boot { other } else { self }
+    }
+
+    /// The earlier of two.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        if other.boot < self.boot { other } else { self }
+    }
+}
+
+fn shifted(
+    wall: Timestamp,
+    by: Duration,
+    shift: impl FnOnce(Timestamp, SignedDuration) -> Result<Timestamp, jiff::Error>,
+) -> Timestamp {
+    SignedDuration::try_from(by)
+        .and_then(|by| shift(wall, by))
+        .unwrap_or(wall)
 }
 
 /// Reads both clocks.

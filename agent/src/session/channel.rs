@@ -415,7 +415,7 @@ impl Channel {
                     self.table.unavailable = Some(format!("it breaks the protocol: {violation}"));
                 }
             }
-            Event::Changed(_) | Event::Output(_) | Event::Pong(_) => {}
+            Event::Changed { .. } | Event::Output(_) | Event::Pong(_) => {}
         }
         self.table.on_event(event, now);
     }

@@ -279,23 +279,16 @@ impl Session {
         ask(&self.requests, |reply| Request::Signal {
             id,
             signal,
-            scope: frame::SignalScope::Foreground,
             reply,
         })
         .await?
     }
 
-    /// Sends SIGTERM to the command itself, not to its children: what it is asked to do is its own to pass on.
+    /// Sends SIGTERM to the command itself, not to its children: what it is asked to do is its own to pass on. Holds through
+    /// breaks of the channel, after which the command may get it once more.
     pub async fn terminate(&self) -> Result<(), SessionError> {
         let id = self.id().clone();
-        let (signal, scope) = (nix::libc::SIGTERM, frame::SignalScope::Leader);
-        ask(&self.requests, |reply| Request::Signal {
-            id,
-            signal,
-            scope,
-            reply,
-        })
-        .await?
+        ask(&self.requests, |reply| Request::Terminate { id, reply }).await?
     }
 
     /// Sets the size of its terminal.

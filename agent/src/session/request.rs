@@ -45,12 +45,15 @@ pub(super) enum Request {
     Signal {
         id: CommandId,
         signal: i32,
-        scope: frame::SignalScope,
         reply: Reply<()>,
     },
     Resize {
         id: CommandId,
         size: frame::TerminalSize,
+        reply: Reply<()>,
+    },
+    Terminate {
+        id: CommandId,
         reply: Reply<()>,
     },
     Kill {

@@ -28,6 +28,7 @@ pub(super) struct Command {
     pub(super) stdin: Vec<u8>,
     pub(super) stdin_end: bool,
     drained: u64,
+    begun_ms: u64,
     pub(super) signals: Vec<(i32, i32)>,
     dirty: bool,
 }
@@ -42,6 +43,8 @@ pub(super) struct Holder {
     /// Bytes that are to go into the pipe.
     pub(super) out: VecDeque<u8>,
     greeted: bool,
+    /// Its running time; a test lets it pass.
+    pub(super) clock_ms: u64,
     pub(super) setups: u32,
     /// A test has it send what is not so: what the agent makes of that is not checked here.
     pub(super) lies: bool,
@@ -99,17 +102,21 @@ impl Holder {
                     nonce: hello.nonce,
                     version: 1,
                     sessions,
+                    clock_ms: self.clock_ms,
                 }));
                 self.greeted = true;
             }
             DownKind::Create(create) => {
-                let begun = &mut self.begun;
+                let (begun, begun_ms) = (&mut self.begun, self.clock_ms);
                 let command = self
                     .commands
                     .entry(create.command_id.clone())
                     .or_insert_with(|| {
                         *begun.entry(create.command_id.clone()).or_default() += 1;
-                        Command::default()
+                        Command {
+                            begun_ms,
+                            ..Command::default()
+                        }
                     });
                 command.dirty = true;
             }
@@ -213,6 +220,7 @@ impl Holder {
             if command.exit.is_none() {
                 command.exit = Some(frame::Exit {
                     code,
+                    duration_ms: self.clock_ms - command.begun_ms,
                     ..frame::Exit::default()
                 });
                 for output in &mut command.outputs {
@@ -260,6 +268,7 @@ impl Command {
             stdout_at_exit: self.outputs[0].at_exit,
             stderr_at_exit: self.outputs[1].at_exit,
             stdin_drained: self.drained,
+            begun_ms: self.begun_ms,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a session and its channel look like from outside.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +58,8 @@ pub enum NotStarted {
 pub struct Ended {
     /// How.
     pub outcome: Outcome,
-    /// When this node learned of it.
+    /// When it ended. What ended while no agent was connected is dated by the sandbox's own clock, never before the command was
+    /// asked for and never in the future.
     pub at: Now,
     /// All stdout of the command itself lies before this offset. Background children may have written more.
     pub stdout: u64,
@@ -66,6 +68,16 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// When the command began to run, as far as its end tells.
+    pub fn began(&self) -> Now {
+        match self.outcome {
+            Outcome::Exited { duration_ms, .. } => {
+                self.at.before(Duration::from_millis(duration_ms))
+            }
+            Outcome::SandboxEnded { .. } | Outcome::Lost { .. } => self.at,
+        }
+    }
+
     /// Where the command's own output in `stream` ends.
     pub fn offset(&self, stream: Stream) -> u64 {
         match stream {
@@ -92,6 +104,8 @@ pub struct StdinState {
 pub struct SessionState {
     /// The command's pid as the guest sees it; 0 before it started.
     pub pid: i32,
+    /// When the command began to run; absent before, and where only its end was ever heard of.
+    pub started: Option<Now>,
     /// Set once the session has ended.
     pub ended: Option<Arc<Ended>>,
     /// Its stdin. Nothing after a restart of the agent until the sandbox's init has answered.

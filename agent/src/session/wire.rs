@@ -183,13 +183,15 @@ pub(super) struct Wire {
     pub(super) stdin: Stdin,
     /// Kill the whole tree; stays until it has ended.
     pub(super) kill: bool,
+    /// Tell the command to end; stays until it has.
+    pub(super) terminate: bool,
     /// The terminal's size where it was changed; sent again in every epoch.
     pub(super) size: Option<TerminalSize>,
     /// No report of it has come in this epoch.
     pub(super) unreported: bool,
     /// Is in the queue of those that have something to send.
     pub(super) queued: bool,
-    /// Kill or size were not sent in this epoch.
+    /// A signal or a size was not sent in this epoch.
     pub(super) control_due: bool,
 }
 
@@ -206,6 +208,7 @@ impl Wire {
             recorded: false,
             stdin: Stdin::new(stdin),
             kill: false,
+            terminate: false,
             size: None,
             unreported: true,
             queued: false,
@@ -277,7 +280,7 @@ impl Wire {
         }
         self.stdin.begin_epoch();
         self.unreported = true;
-        self.control_due = self.kill || self.size.is_some();
+        self.control_due = self.kill || self.terminate || self.size.is_some();
     }
 
     pub(super) fn data(

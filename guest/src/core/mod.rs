@@ -100,7 +100,7 @@ impl Core {
 
     fn apply(&mut self, kind: DownKind, now: u64, effects: &mut Vec<Effect>) {
         if let DownKind::Hello(hello) = kind {
-            self.hello(&hello);
+            self.hello(&hello, now);
             return;
         }
         if !self.open {
@@ -161,7 +161,7 @@ impl Core {
         Some((serial, self.sessions.get_mut(&serial)?))
     }
 
-    fn hello(&mut self, hello: &Hello) {
+    fn hello(&mut self, hello: &Hello, now: u64) {
         if hello.nonce.len() != NONCE {
             return;
         }
@@ -184,6 +184,7 @@ impl Core {
             nonce: hello.nonce.clone(),
             version: hello.version.min(VERSION),
             sessions: self.sessions.values_mut().map(Session::report).collect(),
+            clock_ms: now,
         };
         self.outbox.clear();
         self.written = 0;

@@ -237,6 +237,7 @@ impl Session {
             stdout_at_exit: self.stdout.at_exit(),
             stderr_at_exit: self.stderr.at_exit(),
             stdin_drained: self.stdin.drained(),
+            begun_ms: self.begun,
         }
     }
 }

@@ -287,6 +287,9 @@ pub struct HelloAck {
     /// Every session that the holder has.
     #[prost(message, repeated, tag = "3")]
     pub sessions: Vec<Report>,
+    /// The holder's running time in milliseconds: with [`Report::begun_ms`] it tells how long ago a command was begun.
+    #[prost(uint64, tag = "4")]
+    pub clock_ms: u64,
 }
 
 /// The outcome of a [`Setup`].
@@ -331,6 +334,9 @@ pub struct Report {
     /// [`MAX_STREAM_BUFFER`](super::MAX_STREAM_BUFFER) ahead of this.
     #[prost(uint64, tag = "10")]
     pub stdin_drained: u64,
+    /// The holder's running time in milliseconds at which the command was begun; see [`HelloAck::clock_ms`].
+    #[prost(uint64, tag = "11")]
+    pub begun_ms: u64,
 }
 
 /// How a command ended.

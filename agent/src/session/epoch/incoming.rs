@@ -1,5 +1,7 @@
 //! What the holder sends, checked.
 
+use std::time::Duration;
+
 use cloche_proto::frame::{self, MAX_SESSIONS, Up, UpKind, VERSION};
 
 use super::{Epoch, Event, Fresh, Phase, STRIKES, forget};
@@ -116,7 +118,8 @@ impl Epoch {
                 }
                 // Told in an earlier epoch, but perhaps never read.
                 wire.hold = Hold::Held;
-                changed.push(id);
+                let age = Duration::from_millis(ack.clock_ms.saturating_sub(report.begun_ms));
+                changed.push(Event::Changed { id, age: Some(age) });
             } else if report.exit.is_some() {
                 self.send(forget(&id));
             } else {
@@ -137,7 +140,7 @@ impl Epoch {
         self.strikes += strikes;
         self.refused += u64::from(strikes);
         events.push(Event::Opened { lost });
-        events.extend(changed.into_iter().map(Event::Changed));
+        events.extend(changed);
         for id in self.sessions.keys().cloned().collect::<Vec<_>>() {
             self.enqueue(&id);
         }
@@ -154,7 +157,7 @@ impl Epoch {
         };
         let result = wire.report(report);
         self.enqueue(&id);
-        events.push(Event::Changed(id));
+        events.push(Event::Changed { id, age: None });
         result
     }
 

@@ -13,6 +13,7 @@
 mod incoming;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use cloche_proto::frame::codec::{self, Decoder};
 use cloche_proto::frame::{self, Down, DownKind, NONCE, VERSION};
@@ -45,7 +46,12 @@ pub(in crate::session) enum Event {
     /// The epoch is open. The sessions named had begun, and the holder no longer has them.
     Opened { lost: Vec<CommandId> },
     /// A session's state changed: see its [`Wire`].
-    Changed(CommandId),
+    Changed {
+        id: CommandId,
+        /// Told by a greeting: it may have changed at any time since the command was begun, so long ago. Otherwise it has just
+        /// changed.
+        age: Option<Duration>,
+    },
     /// Output.
     Output(Fresh),
     /// The answer to the set-up; empty when all was done.
@@ -275,6 +281,16 @@ impl Epoch {
         }
     }
 
+    /// Has the command itself told to end (SIGTERM), in this epoch and every later one until it has: one that is lost with its epoch
+    /// is sent again, so a command may get it twice.
+    pub(in crate::session) fn terminate(&mut self, id: &CommandId) {
+        if let Some(wire) = self.sessions.get_mut(id) {
+            wire.terminate = true;
+            wire.control_due = true;
+            self.enqueue(id);
+        }
+    }
+
     /// Sets the size of a terminal, in this epoch and every later one.
     pub(in crate::session) fn resize(&mut self, id: &CommandId, size: frame::TerminalSize) {
         if let Some(wire) = self.sessions.get_mut(id) {
@@ -284,20 +300,15 @@ impl Epoch {
         }
     }
 
-    /// Sends a signal in this epoch alone. False where it cannot be sent now.
-    pub(in crate::session) fn signal(
-        &mut self,
-        id: &CommandId,
-        signal: i32,
-        scope: frame::SignalScope,
-    ) -> bool {
+    /// Sends a signal, as a key press would, in this epoch alone. False where it cannot be sent now.
+    pub(in crate::session) fn signal(&mut self, id: &CommandId, signal: i32) -> bool {
         if !self.is_open() || self.outbox.len() > OUTBOX_HIGH {
             return false;
         }
         self.send(DownKind::Signal(frame::Signal {
             command_id: id.to_string(),
             signal,
-            scope: scope as i32,
+            scope: frame::SignalScope::Foreground as i32,
         }));
         true
     }
@@ -372,11 +383,19 @@ impl Epoch {
                     size: Some(size),
                 }));
             }
-            if wire.kill {
+            let signals = [
+                (
+                    wire.terminate,
+                    nix::libc::SIGTERM,
+                    frame::SignalScope::Leader,
+                ),
+                (wire.kill, nix::libc::SIGKILL, frame::SignalScope::Tree),
+            ];
+            for (_, signal, scope) in signals.into_iter().filter(|(wanted, ..)| *wanted) {
                 frames.push(DownKind::Signal(frame::Signal {
                     command_id: id.to_string(),
-                    signal: nix::libc::SIGKILL,
-                    scope: frame::SignalScope::Tree as i32,
+                    signal,
+                    scope: scope as i32,
                 }));
             }
         }

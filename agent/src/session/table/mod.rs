@@ -72,6 +72,8 @@ struct Entry {
     state: watch::Sender<SessionState>,
     life: Life,
     recording: Recording,
+    /// When the command began to run, as far as this agent has heard.
+    started: Option<Now>,
 }
 
 impl Entry {
@@ -187,6 +189,7 @@ impl Table {
                 state: watch::Sender::new(state),
                 life,
                 recording,
+                started: None,
             },
         );
         self.stale = true;
@@ -230,14 +233,9 @@ impl Table {
                 self.publish(&id);
                 drop(reply.send(result));
             }
-            Request::Signal {
-                id,
-                signal,
-                scope,
-                reply,
-            } => {
+            Request::Signal { id, signal, reply } => {
                 let result = self.usable(&id).and_then(|()| {
-                    if self.epoch.signal(&id, signal, scope) {
+                    if self.epoch.signal(&id, signal) {
                         // Tells whether init is there to do it.
                         self.epoch.ping();
                         Ok(())
@@ -251,6 +249,14 @@ impl Table {
                 let result = self.usable(&id);
                 if result.is_ok() {
                     self.epoch.resize(&id, size);
+                }
+                drop(reply.send(result));
+            }
+            Request::Terminate { id, reply } => {
+                let result = self.usable(&id);
+                if result.is_ok() {
+                    self.epoch.terminate(&id);
+                    self.epoch.ping_if_open();
                 }
                 drop(reply.send(result));
             }
@@ -411,18 +417,7 @@ impl Table {
                 }
             }
             Event::Pong(_) => self.collect_forgotten(),
-            Event::Changed(id) => {
-                let exit = self.epoch.wire(&id).and_then(|wire| wire.exit.clone());
-                if let Some(exit) = exit {
-                    let timeout = self
-                        .entries
-                        .get(&id)
-                        .map_or(0, |entry| entry.record.spec.timeout_ms);
-                    let outcome = outcome(&exit, timeout);
-                    self.end(&id, outcome, now);
-                }
-                self.publish(&id);
-            }
+            Event::Changed { id, age } => self.on_changed(&id, age, now),
             Event::Output(fresh) => {
                 let Some(entry) = self.entries.get_mut(&fresh.id) else {
                     return;
@@ -439,6 +434,25 @@ impl Table {
             }
             Event::SetupDone(_) | Event::SpawnerKilled(_) | Event::Broken(_) => {}
         }
+    }
+
+    fn on_changed(&mut self, id: &CommandId, age: Option<Duration>, now: Now) {
+        let (Some(entry), Some(wire)) = (self.entries.get_mut(id), self.epoch.wire(id)) else {
+            return;
+        };
+        // It was not begun before it was recorded, whatever the sandbox says.
+        let earliest = entry.record.created;
+        let began = age.map(|age| now.before(age).max(earliest));
+        if wire.pid > 0 && entry.started.is_none() {
+            entry.started = Some(began.unwrap_or(now));
+        }
+        if let Some(exit) = &wire.exit {
+            let ran = Duration::from_millis(exit.duration_ms);
+            let at = began.map_or(now, |began| began.after(ran).min(now));
+            let outcome = outcome(exit, entry.record.spec.timeout_ms);
+            self.end(id, outcome, at);
+        }
+        self.publish(id);
     }
 
     /// The logs did a batch.
@@ -482,6 +496,7 @@ impl Table {
         };
         let now = SessionState {
             pid: wire.pid,
+            started: entry.started,
             ended: entry.record.ended.clone(),
             stdin: wire.stdin.state(),
             closed,

@@ -12,7 +12,7 @@ use super::*;
 fn at(secs: u64) -> Now {
     Now {
         boot: Duration::from_secs(secs),
-        wall: jiff::Timestamp::UNIX_EPOCH,
+        wall: jiff::Timestamp::from_second(secs.try_into().unwrap()).unwrap(),
     }
 }
 
@@ -397,6 +397,7 @@ proptest! {
         prop_assert!(world.table.entries.len() == 2);
         for entry in world.table.entries.values() {
             if let Some(ended) = &entry.record.ended {
+                prop_assert!((entry.record.created.boot..=world.now().boot).contains(&ended.at.boot));
                 let [stdout, stderr] = entry.shared.tails.lengths();
                 prop_assert!(ended.stdout <= stdout + (8 << 20) && ended.stderr <= stderr + (8 << 20));
             }
@@ -415,14 +416,15 @@ fn hostile() -> impl Strategy<Value = UpKind> {
         1 => Just("../../etc".to_owned()),
         1 => Just("x".repeat(5000)),
     ];
-    let exit = prop::option::of(
-        (-1..300i32, -1..70i32).prop_map(|(code, signal)| frame::Exit {
+    let exit = prop::option::of((-1..300i32, -1..70i32, offset()).prop_map(
+        |(code, signal, duration_ms)| frame::Exit {
             code,
             signal,
+            duration_ms,
             message: "\x1b[2J".repeat(2000),
             ..frame::Exit::default()
-        }),
-    );
+        },
+    ));
     let ends = prop::collection::vec(prop::option::of(offset()), 4);
     let report = (id.clone(), exit, offset(), offset(), ends, any::<i32>()).prop_map(
         |(command_id, exit, stdin_offset, stdin_drained, ends, pid)| frame::Report {
@@ -436,6 +438,7 @@ fn hostile() -> impl Strategy<Value = UpKind> {
             stdout_at_exit: ends[2],
             stderr_at_exit: ends[3],
             stdin_drained,
+            begun_ms: stdin_offset,
         },
     );
     prop_oneof![
@@ -449,10 +452,11 @@ fn hostile() -> impl Strategy<Value = UpKind> {
             })
         }),
         offset().prop_map(|token| UpKind::Pong(frame::Ping { token })),
-        any::<u8>().prop_map(|byte| UpKind::HelloAck(frame::HelloAck {
+        (any::<u8>(), offset()).prop_map(|(byte, clock_ms)| UpKind::HelloAck(frame::HelloAck {
             nonce: vec![byte; NONCE],
             version: 1,
             sessions: vec![],
+            clock_ms,
         })),
         Just(UpKind::Fault(frame::Fault::default())),
     ]
@@ -495,6 +499,61 @@ fn a_kill_is_repeated_in_every_epoch_until_the_end() {
     world.holder.exit("main", 0, true);
     world.settle();
     assert!(world.told.contains_key(&id));
+}
+
+#[test]
+fn being_told_to_end_is_repeated_after_a_break_until_the_end() {
+    let mut world = World::new();
+    world.create("main");
+    world.settle();
+    let id = CommandId::parse("main").unwrap();
+    let (reply, mut asked) = oneshot::channel();
+    world
+        .table
+        .on_request(Request::Terminate { id, reply }, world.now());
+    assert!(asked.try_recv().unwrap().is_ok());
+    world.move_down(usize::MAX);
+    // Lost with the pipe.
+    world.hello(true);
+    world.settle();
+    world.settle();
+    let leader = frame::SignalScope::Leader as i32;
+    assert_eq!(world.holder.commands["main"].signals, [(15, leader)]);
+    world.holder.exit("main", 0, true);
+    world.settle();
+    world.hello(false);
+    world.settle();
+    assert_eq!(world.holder.forgotten[0].1.signals.len(), 1, "not after it");
+}
+
+#[test]
+fn what_happened_while_no_agent_ran_is_dated_by_the_holder() {
+    let mut world = World::new();
+    world.clock = 100;
+    world.holder.clock_ms = 7_000;
+    world.create("ended");
+    world.create("runs");
+    world.settle();
+    world.up.clear();
+    world.holder.clock_ms += 30_000;
+    world.holder.exit("ended", 0, true);
+    world.holder.clock_ms += 270_000;
+    world.clock = 400;
+    world.crash();
+    world.settle();
+    let ended = &world.told[&CommandId::parse("ended").unwrap()];
+    assert_eq!(
+        (ended.began().boot, ended.at.boot),
+        (at(100).boot, at(130).boot)
+    );
+    let runs = &world.table.entries[&CommandId::parse("runs").unwrap()];
+    assert_eq!(runs.state.borrow().started.unwrap().boot, at(100).boot);
+    // Heard at once: by this node's clock.
+    world.clock = 500;
+    world.holder.exit("runs", 0, true);
+    world.settle();
+    let ended = &world.told[&CommandId::parse("runs").unwrap()];
+    assert_eq!(ended.at.boot, at(500).boot);
 }
 
 #[test]
