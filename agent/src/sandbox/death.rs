@@ -9,6 +9,7 @@ use super::command::CommandError;
 use super::record::{Cause, SandboxRecord};
 use crate::cgroup::{Counters, Death, Evidence, OomLimit, Verdict, verdict};
 use crate::image::ImageError;
+use crate::instance::Instance;
 use crate::node::Node;
 use crate::runsc::urpc::UrpcError;
 use crate::session::{Ended, NotStarted, Outcome};
@@ -114,6 +115,30 @@ pub fn of_silence(error: &UrpcError) -> Cause {
         "its sentry lives but does not answer: {}",
         chain(error)
     ))
+}
+
+/// Why a process of the sentry is gone without which it cannot go on, if the kernel killed one for memory: then all are killed.
+/// Nothing where none was, or where the counters cannot be read.
+pub(super) async fn of_stub(
+    node: &Arc<Node>,
+    instance: &Instance,
+    record: &SandboxRecord,
+) -> Option<Cause> {
+    let (cgroups, id) = (Arc::clone(&node.cgroups), instance.id().to_owned());
+    let counters = tokio::task::spawn_blocking(move || cgroups.counters(&id));
+    let after = counters.await.ok()?.ok()?;
+    let evidence = Evidence {
+        sentry_gone: false,
+        before: Counters::default(),
+        after,
+        panicked: false,
+        logged: None,
+    };
+    if verdict(&evidence) != Verdict::KillGroup {
+        return None;
+    }
+    node.workshop.kill(instance.id()).await;
+    Some(of_sentry(node, instance.id(), record).await)
 }
 
 /// Why a sentry is gone: by the counters of its group, the kernel's log and its panic log.

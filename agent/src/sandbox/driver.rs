@@ -3,10 +3,14 @@
 //! Order, for every event: decide ([`step`]), write the record, publish, perform. So whatever is performed was on disk before,
 //! and whatever is published is true on disk.
 //!
-//! **When the record cannot be written** (full disk) the step is not taken: the driver tries again, with the event still in
-//! hand, until it can. Deadlines and deaths wait in the queue meanwhile. One thing is done before its record: a sandbox that is
-//! to end is killed, since it may be its own writable layer that fills the disk, and it would never end otherwise. If the agent
-//! dies before the record is written after all, the end is derived from what is found, as that of any sentry that is gone.
+//! **When the record cannot be written** (full disk) nothing is published or performed; the driver tries again, and goes on
+//! deciding meanwhile, so that a deletion or a deadline is not held up by what could not be written before it. One thing is done
+//! before its record: a sandbox that is to end is killed, since it may be its own writable layer that fills the disk, and it would
+//! never end otherwise. If the agent dies before the record is written after all, the end is derived from what is found, as that
+//! of any sentry that is gone.
+//!
+//! **After a restart of the agent** a deadline may have passed while nobody looked, and the command may have ended before it.
+//! So deadlines do not count before the command was heard of again, or its init was found not to answer.
 
 use std::future::Future;
 use std::time::Duration;
@@ -54,6 +58,14 @@ impl DriverHandle {
         // The receiver is gone once the sandbox is: what is told then is of no consequence.
         drop(self.events.send(event).await);
     }
+
+    /// Tells the driver, if its queue has room; whether it had.
+    pub fn try_tell(&self, event: Event) -> bool {
+        !matches!(
+            self.events.try_send(event),
+            Err(mpsc::error::TrySendError::Full(_))
+        )
+    }
 }
 
 /// A driver that is about to run.
@@ -91,39 +103,48 @@ impl<H: Hands> Driver<H> {
     /// Runs until the sandbox is removed (`true`), or `cancel` (`false`): then the sandbox goes on without an agent.
     pub async fn run(mut self, cancel: CancellationToken) -> bool {
         fault::point("sandbox.before-record");
-        if !self.write(&self.record.clone(), &cancel).await {
-            return false;
+        let mut written = self.write().await;
+        if written {
+            fault::point("sandbox.recorded");
         }
-        fault::point("sandbox.recorded");
-        self.hands.publish(&self.record);
-        let mut event = Event::Begin;
+        let mut seeking = is_sought(&self.record.state);
+        let mut undone: Vec<Action> = Vec::new();
+        let mut event = Some(Event::Begin);
         loop {
-            let (next, actions) = step(&self.record, event, clock::now());
-            if next != self.record {
-                if !self.write(&next, &cancel).await {
-                    return false;
-                }
+            if let Some(event) = event.take() {
+                seeking &= !event.tells_of_main();
+                let (next, actions) = step(&self.record, event, clock::now());
+                written &= next == self.record;
                 self.record = next;
-                fault::point(self.record.state.name());
+                add(&mut undone, actions);
             }
-            self.hands.publish(&self.record);
-            for action in actions {
-                if action == Action::Remove {
-                    return self.remove(&cancel).await;
+            if !written {
+                written = self.write().await;
+                if written {
+                    fault::point(self.record.state.name());
                 }
-                self.hands.perform(action, &self.record, &self.sender);
             }
-            let at = deadline(&self.record);
-            event = tokio::select! {
+            if written {
+                self.hands.publish(&self.record);
+                for action in undone.drain(..) {
+                    if action == Action::Remove {
+                        return self.remove(&cancel).await;
+                    }
+                    self.hands.perform(action, &self.record, &self.sender);
+                }
+            }
+            let at = deadline(&self.record).filter(|_| !seeking);
+            tokio::select! {
                 // In this order: what is told while the agent stops may be a consequence of that.
                 biased;
-                // Cancel safe: nothing is held but the record, which is on disk.
+                // Cancel safe: nothing is held but the record. If it is not on disk, nobody was told of it.
                 () = cancel.cancelled() => return false,
                 // Cancel safe by tokio's word.
-                Some(event) = self.events.recv() => event,
-                // Cancel safe: a timer.
-                () = clock::sleep_until(at) => Event::Tick,
-            };
+                Some(told) = self.events.recv() => event = Some(told),
+                // Both are cancel safe: timers.
+                () = clock::sleep_until(at) => event = Some(Event::Tick),
+                () = tokio::time::sleep(RETRY), if !written => {}
+            }
         }
     }
 
@@ -144,24 +165,42 @@ impl<H: Hands> Driver<H> {
         true
     }
 
-    async fn write(&mut self, record: &SandboxRecord, cancel: &CancellationToken) -> bool {
-        while let Err(error) = self.ledger.write(&record.uid, record).await {
-            tracing::error!(
-                sandbox = record.name,
-                error = &error as &dyn std::error::Error,
-                "cannot write a record"
-            );
-            if error.is_full()
-                && matches!(record.state, State::Stopping { .. } | State::Ending { .. })
-            {
-                self.hands.kill(record);
-            }
-            if pause(cancel).await.is_none() {
-                return false;
-            }
+    /// Writes the record; whether that could be done.
+    async fn write(&mut self) -> bool {
+        let Err(error) = self.ledger.write(&self.record.uid, &self.record).await else {
+            return true;
+        };
+        tracing::error!(
+            sandbox = self.record.name,
+            error = &error as &dyn std::error::Error,
+            "cannot write a record"
+        );
+        let ends = matches!(
+            self.record.state,
+            State::Stopping { .. } | State::Ending { .. }
+        );
+        if error.is_full() && ends {
+            self.hands.kill(&self.record);
         }
-        true
+        false
     }
+}
+
+/// Whether a record of this state, found at the agent's start, is of a command of which is not known how it is.
+fn is_sought(state: &State) -> bool {
+    match state {
+        State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. } => true,
+        State::Bound | State::Claimed { .. } | State::Ending { .. } | State::Ended { .. } => false,
+    }
+}
+
+/// Adds to what is not done yet. An end takes the place of whatever would have led forward.
+fn add(undone: &mut Vec<Action>, actions: Vec<Action>) {
+    let ends = |action: &Action| matches!(action, Action::TearDown | Action::Remove);
+    if actions.iter().any(ends) {
+        undone.retain(|action| ends(action) || matches!(action, Action::Destroy(_)));
+    }
+    undone.extend(actions);
 }
 
 async fn pause(cancel: &CancellationToken) -> Option<()> {

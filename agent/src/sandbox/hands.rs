@@ -98,7 +98,7 @@ impl Hands for NodeHands {
                     .spawn(shared.tear_down(record, forward, events));
             }
             Action::Destroy(instance) => drop(self.shared.node.tasks.spawn(async move {
-                shared.node.sampler.forget(&instance);
+                let _ = shared.node.sampler.forget(&instance);
                 shared.node.workshop.demolish(&instance).await;
             })),
             // The driver does it itself.
@@ -207,6 +207,7 @@ impl Shared {
         self.node.sampler.watch(
             instance.id(),
             &record.name,
+            self.node.sandboxes.folder(&record.uid),
             request,
             DriverHandle::new(events.clone()),
         );
@@ -261,19 +262,18 @@ impl Shared {
     /// What the instance used. Kept in a file until the record tells it: its group, which knows, goes before.
     async fn used(&self, id: &str, record: &SandboxRecord, reason: Reason) -> Usage {
         let folder = self.node.sandboxes.folder(&record.uid);
-        let (peak, _) = self.node.sampler.forget(id);
+        let peak = self.node.sampler.forget(id);
         let limit_hit = (reason == Reason::OOMKilled)
             .then(|| limits::of_sandbox(&record.spec.resources).memory);
         let (cgroups, name) = (Arc::clone(&self.node.cgroups), id.to_owned());
         let read = tokio::task::spawn_blocking(move || {
-            if let Some(kept) = usage::kept(&folder) {
+            let kept = usage::kept(&folder);
+            // Kept by an earlier agent at this end.
+            if kept.cpu_usec.is_some() {
                 return kept;
             }
-            let used = usage::at_end(
-                peak,
-                &cgroups.counters(&name).unwrap_or_default(),
-                limit_hit,
-            );
+            let last = cgroups.counters(&name).ok();
+            let used = usage::at_end([peak, kept.peak_memory], last.as_ref(), limit_hit);
             usage::keep(&folder, &used);
             used
         });

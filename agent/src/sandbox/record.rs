@@ -209,8 +209,10 @@ pub struct Termination {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// The most anonymous and shared memory seen in use, in bytes, sentry included.
-    pub peak_memory: u64,
-    /// CPU time in microseconds, sentry included.
-    pub cpu_usec: u64,
+    /// The most anonymous and shared memory seen in use, in bytes, sentry included; absent where it was never looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory: Option<u64>,
+    /// CPU time in microseconds, sentry included; absent where its counters were gone before they could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_usec: Option<u64>,
 }

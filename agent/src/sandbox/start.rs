@@ -1,5 +1,6 @@
 //! The effects that start a sandbox, or find a running one again.
 
+use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,6 +18,7 @@ use super::holding::Shared;
 use super::record::{Cause, SandboxRecord, State};
 use super::step::Event;
 use super::{command, death};
+use crate::clock;
 use crate::fault;
 use crate::instance::{Instance, limits};
 use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
@@ -260,7 +262,7 @@ pub(super) async fn end_sessions(shared: &Shared, record: &SandboxRecord, reason
 /// Gets or creates the session `main`, and tells its start and its end; tells also when init was killed from inside.
 pub(super) async fn main(shared: Shared, record: SandboxRecord, events: mpsc::Sender<Event>) {
     let event = match follow_main(&shared, &record, &events).await {
-        Ok(event) => event,
+        Ok(event) => explained(&shared, &record, event).await,
         Err(cause) => Event::Died(cause),
     };
     drop(events.send(event).await);
@@ -282,12 +284,22 @@ async fn follow_main(
         .ok_or_else(|| death::internal("its image is not known"))?;
     let spec = match command::main(record, image) {
         Ok(spec) => spec,
-        Err(error) => return Ok(Event::MainEnded(death::of_command(&error))),
+        Err(error) => {
+            let now = clock::now();
+            return Ok(Event::MainEnded {
+                cause: death::of_command(&error),
+                began: now,
+                at: now,
+            });
+        }
     };
-    let health = watch_health(shared, &sessions);
+    let health = watch_health(shared, &sessions, events);
     let Some(spec) = spec else {
-        drop(events.send(Event::MainStarted).await);
-        return Ok(health.await);
+        return Ok(tokio::select! {
+            // Both look at levels.
+            event = health => event,
+            never = serve_idle(&sessions, events) => match never {},
+        });
     };
     debug_assert_ne!(record.spec.main, MainCommand::Idle);
     let new = NewSession {
@@ -301,35 +313,79 @@ async fn follow_main(
     fault::point("main.created");
     let main = async {
         let mut state = session.state();
-        let started = state
-            .wait_for(|state| state.pid > 0 || state.ended.is_some())
+        let begun = state
+            .wait_for(|state| state.started.is_some() || state.ended.is_some())
             .await
-            .is_ok();
-        if started && session.state().borrow().ended.is_none() {
-            drop(events.send(Event::MainStarted).await);
+            .ok()?
+            .clone();
+        fault::point("main.started");
+        if let (Some(at), None) = (begun.started, begun.ended) {
+            drop(events.send(Event::MainStarted { at }).await);
         }
-        match state.wait_for(|state| state.ended.is_some()).await {
-            Ok(state) => state.ended.as_deref().map(death::of_main),
-            Err(_) => None,
-        }
+        let state = state.wait_for(|state| state.ended.is_some()).await.ok()?;
+        let ended = state.ended.clone()?;
+        Some(Event::MainEnded {
+            cause: death::of_main(&ended),
+            began: state.started.unwrap_or_else(|| ended.began()),
+            at: ended.at,
+        })
     };
     tokio::select! {
         // Both are cancel safe: they look at levels.
-        Some(cause) = main => {
+        Some(event) = main => {
             // Init's end ends the command too. It is told before the ends that it causes.
             let link = sessions.health().borrow().link.clone();
             if let Link::SpawnerKilled { message } = link {
                 Ok(Event::InitKilled(death::of_init(&message)))
             } else {
-                Ok(Event::MainEnded(cause))
+                Ok(event)
             }
         }
         event = health => Ok(event),
     }
 }
 
+/// Tells that a sandbox without a command of its own runs, once its init answers.
+async fn serve_idle(sessions: &Sessions, events: &mpsc::Sender<Event>) -> Infallible {
+    let mut health = sessions.health();
+    if health
+        .wait_for(|health| health.link == Link::Up)
+        .await
+        .is_ok()
+    {
+        let at = clock::now();
+        drop(events.send(Event::MainStarted { at }).await);
+    }
+    std::future::pending().await
+}
+
+/// An end that looks like a kill by nobody may be the kernel's: it takes a process of the sentry when memory runs out, and with it
+/// goes one of the guest. The group's counters tell; where they do, the whole group is killed, and the end is the sentry's.
+async fn explained(shared: &Shared, record: &SandboxRecord, event: Event) -> Event {
+    let by_nobody = match &event {
+        Event::MainEnded { cause, .. } => cause.signal == Some(nix::libc::SIGKILL),
+        Event::InitKilled(_) | Event::Died(_) => true,
+        _ => false,
+    };
+    let Some(instance) = shared.instance().filter(|_| by_nobody) else {
+        return event;
+    };
+    let Some(killed) = death::of_stub(&shared.node, &instance, record).await else {
+        return event;
+    };
+    match event {
+        Event::MainEnded { began, at, .. } => Event::MainEnded {
+            cause: killed,
+            began,
+            at,
+        },
+        Event::InitKilled(_) => Event::InitKilled(killed),
+        _ => Event::Died(killed),
+    }
+}
+
 /// Shows whether sessions can be reached, and returns only when init was killed from inside.
-async fn watch_health(shared: &Shared, sessions: &Sessions) -> Event {
+async fn watch_health(shared: &Shared, sessions: &Sessions, events: &mpsc::Sender<Event>) -> Event {
     let mut health = sessions.health();
     loop {
         let link = health.borrow_and_update().link.clone();
@@ -340,6 +396,7 @@ async fn watch_health(shared: &Shared, sessions: &Sessions) -> Event {
             }
             Link::Unavailable { why } => {
                 shared.tell_beside(|beside| beside.sessions_unavailable = Some(why));
+                drop(events.send(Event::Unreachable).await);
             }
             Link::Up => shared.tell_beside(|beside| beside.sessions_unavailable = None),
             Link::Connecting | Link::Ended => {}
@@ -350,30 +407,19 @@ async fn watch_health(shared: &Shared, sessions: &Sessions) -> Event {
     }
 }
 
-/// Sends SIGTERM to the command, once its init answers: after a restart of the agent it does not yet.
+/// Has SIGTERM sent to the command, as soon as its init answers.
 pub(super) async fn terminate(shared: Shared, record: SandboxRecord) {
     let Some(sessions) = shared.sessions() else {
         return;
     };
-    let mut health = sessions.health();
-    loop {
-        health.mark_unchanged();
-        let sent = async { sessions.get(&main_id()).await?.terminate().await };
-        match sent.await {
-            Ok(()) | Err(SessionError::Ended { .. }) => return,
-            Err(SessionError::Unavailable { .. }) => {}
-            Err(error) => {
-                tracing::warn!(
-                    sandbox = record.name,
-                    error = &error as &dyn std::error::Error,
-                    "cannot tell a command to end"
-                );
-                return;
-            }
-        }
-        if health.changed().await.is_err() {
-            return;
-        }
+    let sent = async { sessions.get(&main_id()).await?.terminate().await };
+    match sent.await {
+        Ok(()) | Err(SessionError::Ended { .. }) => {}
+        Err(error) => tracing::warn!(
+            sandbox = record.name,
+            error = &error as &dyn std::error::Error,
+            "cannot tell a command to end"
+        ),
     }
 }
 

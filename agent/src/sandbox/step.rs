@@ -22,9 +22,21 @@ pub enum Event {
     /// The container runs and its init answers, or this failed.
     Prepared(Result<(), Cause>),
     /// The command runs (or, where there is none, init serves).
-    MainStarted,
+    MainStarted {
+        /// Since when.
+        at: Now,
+    },
     /// The command ended, or could not be started.
-    MainEnded(Cause),
+    MainEnded {
+        /// How.
+        cause: Cause,
+        /// When it had begun to run.
+        began: Now,
+        /// When it ended: before this event, where no agent ran at that time.
+        at: Now,
+    },
+    /// Init does not answer.
+    Unreachable,
     /// The process that all sessions live under was killed from inside.
     InitKilled(Cause),
     /// The sentry is gone, and why.
@@ -46,6 +58,28 @@ pub enum Event {
     Evict(Cause),
     /// Nothing of the instance is left.
     TornDown(Usage),
+}
+
+impl Event {
+    /// Whether it tells how the command is, or that this cannot be known: what a deadline means depends on it.
+    pub(super) fn tells_of_main(&self) -> bool {
+        match self {
+            Self::MainStarted { .. }
+            | Self::MainEnded { .. }
+            | Self::InitKilled(_)
+            | Self::Died(_)
+            | Self::Unreachable => true,
+            Self::Begin
+            | Self::Image(_)
+            | Self::Claimed(_)
+            | Self::Prepared(_)
+            | Self::Tick
+            | Self::Delete
+            | Self::Changed { .. }
+            | Self::Evict(_)
+            | Self::TornDown(_) => false,
+        }
+    }
 }
 
 /// Something to be done. Each comes back as the event that it names.
@@ -80,8 +114,9 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
         Event::Image(outcome) => on_image(&mut next, outcome, now),
         Event::Claimed(outcome) => on_claimed(&mut next, outcome, now),
         Event::Prepared(outcome) => on_prepared(&mut next, outcome, now),
-        Event::MainStarted => on_main_started(&mut next, now),
-        Event::MainEnded(cause) => on_main_ended(&mut next, cause, now),
+        Event::MainStarted { at } => on_main_started(&mut next, at),
+        Event::MainEnded { cause, began, at } => on_main_ended(&mut next, cause, began, at),
+        Event::Unreachable => Vec::new(),
         Event::InitKilled(cause) => {
             // Only a command can do that: it has been running.
             on_main_started(&mut next, now);
@@ -100,7 +135,8 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
                 next.object = *object;
                 next.spec = *spec;
             }
-            on_tick(&mut next, now)
+            // Its deadline may have passed by that: the driver looks.
+            Vec::new()
         }
         Event::TornDown(usage) => on_torn_down(&mut next, usage),
     };
@@ -202,30 +238,30 @@ fn on_prepared(record: &mut SandboxRecord, outcome: Result<(), Cause>, now: Now)
     }
 }
 
-fn on_main_started(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+fn on_main_started(record: &mut SandboxRecord, at: Now) -> Vec<Action> {
     if let State::MainRequested { instance } = &record.state {
         record.state = State::Running {
             instance: instance.clone(),
-            started: now,
+            started: at,
         };
     }
     Vec::new()
 }
 
-fn on_main_ended(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
+fn on_main_ended(record: &mut SandboxRecord, cause: Cause, began: Now, at: Now) -> Vec<Action> {
     // A command can run and end between two looks: it has been running all the same.
     let could_not_start = matches!(
         cause.reason,
         Reason::CommandNotFound | Reason::CommandNotExecutable
     );
     if !could_not_start {
-        on_main_started(record, now);
+        on_main_started(record, began);
     }
     if let State::Stopping { because, .. } = &mut record.state {
         because.exit_code = cause.exit_code;
         because.signal = cause.signal;
     }
-    end(record, cause, now)
+    end(record, cause, at)
 }
 
 fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
@@ -321,7 +357,7 @@ fn stop(record: &mut SandboxRecord, because: Cause, now: Now) -> Vec<Action> {
     vec![Action::Terminate]
 }
 
-/// Ends the sandbox now. Where an end was begun already, its reason stays.
+/// Ends the sandbox, as of `now`. Where an end was begun already, its reason stays.
 fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
     let cause = match &record.state {
         State::Ending { .. } | State::Ended { .. } => return Vec::new(),

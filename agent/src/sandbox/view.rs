@@ -103,10 +103,12 @@ fn termination(termination: &Termination) -> TerminationStatus {
         started_at: started_at.map(Time),
         finished_at: Some(Time(*finished_at)),
         peak_memory_bytes: usage
-            .filter(|usage| usage.peak_memory > 0)
-            .map(|usage| i64::try_from(usage.peak_memory).unwrap_or(i64::MAX)),
+            .and_then(|usage| usage.peak_memory)
+            .filter(|peak| *peak > 0)
+            .map(|peak| i64::try_from(peak).unwrap_or(i64::MAX)),
         cpu_seconds: usage
-            .map(|usage| i64::try_from(usage.cpu_usec / 1_000_000).unwrap_or(i64::MAX)),
+            .and_then(|usage| usage.cpu_usec)
+            .map(|usec| i64::try_from(usec / 1_000_000).unwrap_or(i64::MAX)),
     }
 }
 

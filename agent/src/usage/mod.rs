@@ -6,6 +6,7 @@
 pub mod evict;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,8 +35,14 @@ struct Watched {
     sandbox: String,
     request: u64,
     driver: DriverHandle,
+    /// The sandbox's folder, where its peak is kept.
+    folder: PathBuf,
     peak: u64,
+    /// The peak that the next agent will find.
+    kept: u64,
     last: Counters,
+    /// Its driver was told to evict it.
+    evicting: bool,
 }
 
 impl Sampler {
@@ -48,25 +55,34 @@ impl Sampler {
         }
     }
 
-    /// Watches the instance `id` of `sandbox`, which requested `request` bytes, for `driver`.
-    pub fn watch(&self, id: &str, sandbox: &str, request: u64, driver: DriverHandle) {
+    /// Watches the instance `id` of `sandbox`, which requested `request` bytes, for `driver`; its peak is kept in `folder`.
+    pub fn watch(
+        &self,
+        id: &str,
+        sandbox: &str,
+        folder: PathBuf,
+        request: u64,
+        driver: DriverHandle,
+    ) {
         let watched = Watched {
             sandbox: sandbox.to_owned(),
             request,
             driver,
+            folder,
             peak: 0,
+            kept: 0,
             last: Counters::default(),
+            evicting: false,
         };
         self.lock().insert(id.to_owned(), watched);
     }
 
-    /// Looks at the instance `id` no more, and tells its peak (0 where it was never looked at) and its last counters.
-    pub fn forget(&self, id: &str) -> (u64, Counters) {
+    /// Looks at the instance `id` no more, and tells the most memory that it was seen to use.
+    pub fn forget(&self, id: &str) -> Option<u64> {
         self.lock()
             .remove(id)
-            .map_or((0, Counters::default()), |watched| {
-                (watched.peak, watched.last)
-            })
+            .map(|watched| watched.peak)
+            .filter(|peak| *peak > 0)
     }
 
     /// Samples until `cancel`.
@@ -143,12 +159,27 @@ impl Sampler {
         if let (Some(budget), Some(total)) = (self.budget, seen.total)
             && let Some(id) = evict::choose(budget, total.memory, &candidates)
         {
-            self.evict(&id, budget, total.memory).await;
+            self.evict(&id, budget, total.memory);
+        }
+        let sampler = self.clone();
+        // A write that is lost with its thread is made again with the next peak.
+        drop(tokio::task::spawn_blocking(move || sampler.keep_peaks()).await);
+    }
+
+    /// Keeps the peaks that have grown by more than a sixteenth, for the next agent. Under the lock, so that nothing is written into
+    /// the folder of an instance that was forgotten. Blocking.
+    fn keep_peaks(&self) {
+        for watched in self.lock().values_mut() {
+            if watched.peak > watched.kept + watched.kept / 16 {
+                watched.kept = watched.peak;
+                keep_peak(&watched.folder, watched.peak);
+            }
         }
     }
 
-    async fn evict(&self, id: &str, budget: u64, total: u64) {
-        let Some(watched) = self.lock().get(id).cloned() else {
+    fn evict(&self, id: &str, budget: u64, total: u64) {
+        let mut all = self.lock();
+        let Some(watched) = all.get_mut(id).filter(|watched| !watched.evicting) else {
             return;
         };
         let message = format!(
@@ -161,14 +192,9 @@ impl Sampler {
             message,
             "evicting"
         );
-        watched
-            .driver
-            .tell(Event::Evict(Cause::new(
-                Reason::Evicted,
-                FailureDomain::Infrastructure,
-                message,
-            )))
-            .await;
+        let cause = Cause::new(Reason::Evicted, FailureDomain::Infrastructure, message);
+        // A driver whose queue is full is told at the next look.
+        watched.evicting = watched.driver.try_tell(Event::Evict(cause));
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Watched>> {
@@ -181,25 +207,47 @@ struct Seen {
     total: Option<Counters>,
 }
 
-/// What is told of an instance's use at its end.
-pub fn at_end(peak: u64, last: &Counters, limit_hit: Option<u64>) -> Usage {
+/// What is told of an instance's use at its end: from the peaks that were seen, its group's counters, if they can still be read,
+/// and the limit that it was killed at.
+pub fn at_end(peaks: [Option<u64>; 2], last: Option<&Counters>, limit_hit: Option<u64>) -> Usage {
+    let seen = peaks
+        .into_iter()
+        .chain([last.map(|last| last.memory), limit_hit]);
     Usage {
-        peak_memory: peak.max(last.memory).max(limit_hit.unwrap_or(0)),
-        cpu_usec: last.cpu_usec,
+        peak_memory: seen.flatten().max(),
+        cpu_usec: last.map(|last| last.cpu_usec),
     }
 }
 
 const KEPT: &str = "usage.json";
 
-/// The use that [`keep`] kept in the folder of a sandbox. Blocking.
-pub fn kept(folder: &std::path::Path) -> Option<Usage> {
-    serde_json::from_slice(&std::fs::read(folder.join(KEPT)).ok()?).ok()
+/// The use that [`keep`] kept in the folder of a sandbox; nothing in it where nothing was. Blocking.
+pub fn kept(folder: &Path) -> Usage {
+    std::fs::read(folder.join(KEPT))
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default()
 }
 
-/// Keeps the use of a sandbox whose group is about to go, over `kill -9` of the agent. Blocking.
+/// Keeps a peak of a sandbox that runs on, unless a higher one is kept. Blocking.
+fn keep_peak(folder: &Path, peak: u64) {
+    let before = kept(folder);
+    if before.peak_memory.is_none_or(|before| before < peak) {
+        let peak_memory = Some(peak);
+        keep(
+            folder,
+            &Usage {
+                peak_memory,
+                ..before
+            },
+        );
+    }
+}
+
+/// Keeps the use of a sandbox over `kill -9` of the agent: of one whose group is about to go, or its peak so far. Blocking.
 ///
-/// Best effort: what cannot be kept is told as zero if the agent dies in the next milliseconds, never as something else.
-pub fn keep(folder: &std::path::Path, used: &Usage) {
+/// Best effort: what cannot be kept is not told if the agent dies, and nothing else is told in its place.
+pub fn keep(folder: &Path, used: &Usage) {
     let stored = serde_json::to_vec(used)
         .map_err(std::io::Error::other)
         .and_then(|bytes| std::fs::write(folder.join("usage.json.new"), bytes))

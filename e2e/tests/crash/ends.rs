@@ -1,12 +1,14 @@
 //! Ends that nobody asked for, and those that come while no agent is there to see them.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cloche_e2e::level::Look;
+use cloche_e2e::level::{Look, Seen};
 use cloche_e2e::session::{Session, command};
 use cloche_e2e::trial;
 use cloche_proto::agent::v1alpha1::Open;
+use jiff::Timestamp;
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use tokio::time::Instant;
@@ -67,10 +69,14 @@ async fn what_ends_while_no_agent_runs_ends_as_it_did() {
         stands(agent, "victim").await?;
         let sentries = sentries(agent)?;
         want(agent, "ends", &once("sleep 1; echo over; exit 7"))?;
+        let mut in_time = once("sleep 1; exit 5");
+        in_time["lifecycle"] = json!({"ttlSeconds": 2});
+        want(agent, "in-time", &in_time)?;
         let mut over = stays();
         over["lifecycle"] = json!({"ttlSeconds": 2, "terminationGracePeriodSeconds": 600});
         want(agent, "over", &over)?;
         agent.wait_running("over", LIMIT).await?;
+        agent.wait_running("in-time", LIMIT).await?;
         agent.wait_running("ends", LIMIT).await?;
         agent.kill().await?;
 
@@ -84,11 +90,49 @@ async fn what_ends_while_no_agent_runs_ends_as_it_did() {
         ran_once(agent, "victim", "").await?;
         let seen = agent.wait_finished("ends", LIMIT).await?;
         ended_as(&seen, "Error", Some(7))?;
+        lasted(&seen, 1..=2)?;
         ran_once(agent, "ends", "over\n").await?;
+        let seen = agent.wait_finished("in-time", LIMIT).await?;
+        ended_as(&seen, "Error", Some(5))?;
+        lasted(&seen, 1..=2)?;
+        ran_once(agent, "in-time", "").await?;
         let seen = agent.wait_finished("over", LIMIT).await?;
         ended_as(&seen, "DeadlineExceeded", Some(0))?;
         ran_once(agent, "over", "told to end\n").await?;
         Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// From start to end it took so many seconds, by its status.
+fn lasted(seen: &Seen, seconds: RangeInclusive<i64>) -> Result<()> {
+    let end = &seen.0["status"]["termination"];
+    let at = |field: &str| -> Result<Timestamp> {
+        let text = end[field]
+            .as_str()
+            .with_context(|| format!("no {field}: {end}"))?;
+        text.parse().with_context(|| format!("{field} in {end}"))
+    };
+    let took = at("finishedAt")?.as_second() - at("startedAt")?.as_second();
+    ensure!(seconds.contains(&took), "{took} s: {end}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_began_in_time_is_adopted_after_its_start_timeout() {
+    let images = Images::busybox();
+    trial::run(images.options(), async |agent| {
+        agent.stop().await?;
+        agent.restart_with_fault(Some("main.started"))?;
+        let mut spec = stays();
+        spec["lifecycle"] = json!({"startTimeoutSeconds": 3, "terminationGracePeriodSeconds": 30});
+        want(agent, "begins", &spec)?;
+        agent.wait_for_fault().await?;
+        // It runs, and no record says so yet.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        agent.restart().await?;
+        stands(agent, "begins").await
     })
     .await
     .unwrap();

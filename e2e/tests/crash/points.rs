@@ -60,6 +60,7 @@ const POINTS: &[(&str, &[During])] = &[
     ("session-recorded:2", &[Life]),
     ("session-output-written", &[Life]),
     ("main.created", &[Life]),
+    ("main.started", &[Life]),
     ("Running", &[Life]),
     ("Stopping", &[Delete, Deadline]),
     ("Ending", &[Life, Delete, Deadline]),

@@ -24,14 +24,7 @@ impl Hands for Remembering {
     fn perform(&mut self, action: Action, _: &SandboxRecord, events: &mpsc::Sender<Event>) {
         self.note(&format!("{action:?}"));
         let outcome = match action {
-            Action::Pull => {
-                let cause = Cause::new(
-                    cloche_crds::Reason::ImageNotFound,
-                    cloche_crds::FailureDomain::User,
-                    "none",
-                );
-                Event::Image(Err(cause))
-            }
+            Action::Pull => Event::Image(Err(gone())),
             Action::TearDown => Event::TornDown(Usage::default()),
             _ => return,
         };
@@ -86,6 +79,123 @@ async fn what_is_performed_or_published_is_on_disk_before() {
         ledger.load().unwrap().records.is_empty(),
         "its record goes last"
     );
+}
+
+/// A sandbox that runs since long ago, by an earlier agent, and whose time to live is over.
+fn overdue() -> SandboxRecord {
+    let started = clock::now().before(Duration::from_mins(1));
+    let spec = cloche_crds::Effective {
+        ttl: Some(Duration::from_nanos(1)),
+        ..record().spec
+    };
+    SandboxRecord {
+        state: State::Running {
+            instance: "i1".to_owned(),
+            started,
+        },
+        spec,
+        ..record()
+    }
+}
+
+/// The reason for which a sandbox ends that is overdue, where `found` is what its driver first hears of it.
+async fn end_of_overdue(found: Event) -> cloche_crds::Reason {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::<SandboxRecord>::open(dir.path()).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let hands = Remembering {
+        ledger: ledger.clone(),
+        seen: Arc::clone(&seen),
+    };
+    let (driver, handle) = Driver::new(overdue(), ledger.clone(), |_| hands);
+    let cancel = CancellationToken::new();
+    let task = tokio::spawn(driver.run(cancel.clone()));
+    let has = |line: &str| {
+        seen.lock()
+            .unwrap()
+            .iter()
+            .any(|seen| seen.starts_with(line))
+    };
+    while !has("RequestMain") {
+        tokio::task::yield_now().await;
+    }
+    // Not decided by the clock before it is known how the command is. A deadline that counted would be over long since.
+    handle.tell(Event::Image(Err(gone()))).await;
+    while handle.events.capacity() < QUEUE {
+        tokio::task::yield_now().await;
+    }
+    assert!(!has("publish Stopping"), "{:?}", seen.lock().unwrap());
+    handle.tell(found).await;
+    while !has("publish Stopping") && !has("publish Ending") {
+        tokio::task::yield_now().await;
+    }
+    cancel.cancel();
+    task.await.unwrap();
+    let records = ledger.load().unwrap().records;
+    match &records[0].1.state {
+        State::Stopping { because, .. } => because.reason,
+        state => state.termination().unwrap().cause.reason,
+    }
+}
+
+fn gone() -> Cause {
+    Cause::new(
+        cloche_crds::Reason::ImageNotFound,
+        cloche_crds::FailureDomain::User,
+        "none",
+    )
+}
+
+#[tokio::test]
+async fn a_deadline_that_passed_while_no_agent_ran_waits_for_news_of_the_command() {
+    use cloche_crds::Reason;
+    let now = clock::now();
+    let completed = Event::MainEnded {
+        cause: Cause::new(
+            Reason::Completed,
+            cloche_crds::FailureDomain::Workload,
+            "done",
+        ),
+        began: now,
+        at: now,
+    };
+    assert_eq!(end_of_overdue(completed).await, Reason::Completed);
+    let runs = Event::MainStarted { at: now };
+    assert_eq!(end_of_overdue(runs).await, Reason::DeadlineExceeded);
+    let silent = end_of_overdue(Event::Unreachable).await;
+    assert_eq!(silent, Reason::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_written_holds_up_no_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::<SandboxRecord>::open(dir.path()).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let hands = Remembering {
+        ledger: ledger.clone(),
+        seen: Arc::clone(&seen),
+    };
+    // A file where its folder must be: no record can be written.
+    let folder = ledger.folder(&record().uid);
+    std::fs::write(&folder, b"in the way").unwrap();
+    let (driver, handle) = Driver::new(record(), ledger.clone(), |_| hands);
+    let task = tokio::spawn(driver.run(CancellationToken::new()));
+    handle.tell(Event::Delete).await;
+    while handle.events.capacity() < QUEUE {
+        tokio::task::yield_now().await;
+    }
+    assert!(
+        seen.lock().unwrap().is_empty(),
+        "nothing is shown or done that is not on disk"
+    );
+    std::fs::remove_file(&folder).unwrap();
+    assert!(task.await.unwrap());
+    let seen = seen.lock().unwrap().clone();
+    assert!(
+        !seen.iter().any(|line| line.starts_with("Pull")),
+        "an end takes the place of what would have led forward: {seen:?}"
+    );
+    assert_eq!(seen.last().unwrap(), "remove (Ended)");
 }
 
 #[tokio::test]

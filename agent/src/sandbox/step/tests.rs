@@ -47,8 +47,21 @@ fn to_running() -> Vec<Event> {
         Event::Image(Ok(image())),
         Event::Claimed(Ok("i1".to_owned())),
         Event::Prepared(Ok(())),
-        Event::MainStarted,
+        started(5),
     ]
+}
+
+fn started(second: i64) -> Event {
+    Event::MainStarted { at: now_at(second) }
+}
+
+/// The command ended at `second`, one second after it began.
+fn ended(cause: Cause, second: i64) -> Event {
+    Event::MainEnded {
+        cause,
+        began: now_at(second - 1),
+        at: now_at(second),
+    }
 }
 
 #[test]
@@ -67,7 +80,7 @@ fn who_kills_init_has_run() {
 fn a_whole_life() {
     use Action::{Claim, Prepare, Pull, Remove, RequestMain, TearDown};
     let events = to_running().into_iter().chain([
-        Event::MainEnded(exit(0)),
+        ended(exit(0), 6),
         Event::TornDown(Usage::default()),
         Event::Delete,
     ]);
@@ -86,11 +99,24 @@ fn a_whole_life() {
 }
 
 #[test]
+fn a_command_that_ended_while_no_agent_ran_is_dated_as_it_ran() {
+    let starting = to_running().into_iter().take(4);
+    let (requested, _) = play(record(), starting);
+    let (over, _) = step(&requested, ended(exit(0), 20), now_at(500));
+    let end = over.state.termination().unwrap();
+    assert_eq!(end.cause.reason, Reason::Completed);
+    assert_eq!(
+        (end.started_at, end.finished_at),
+        (Some(now_at(19).wall), now_at(20).wall)
+    );
+}
+
+#[test]
 fn deleting_a_running_one_gives_its_command_time() {
     let (stopping, actions) = play(record(), to_running().into_iter().chain([Event::Delete]));
     assert_eq!(actions.last(), Some(&Action::Terminate));
     // It ends by itself within the grace period: its exit code is kept, the reason stays.
-    let (ended, actions) = step(&stopping, Event::MainEnded(exit(3)), now_at(7));
+    let (ended, actions) = step(&stopping, ended(exit(3), 7), now_at(7));
     assert_eq!(actions, [Action::TearDown]);
     let end = ended.state.termination().unwrap();
     assert_eq!(
@@ -150,7 +176,10 @@ fn a_shorter_time_to_live_counts_at_once_and_a_longer_one_saves() {
         }
     };
     let (shorter, actions) = step(&running, lifecycle(10), now_at(20));
-    assert_eq!((actions, shorter.generation), (vec![Action::Terminate], 2));
+    assert_eq!((actions, shorter.generation), (vec![], 2));
+    assert_eq!(deadline(&shorter), Some(now_at(5 + 10).boot));
+    let (_, actions) = step(&shorter, Event::Tick, now_at(20));
+    assert_eq!(actions, [Action::Terminate]);
     let (longer, _) = step(&running, lifecycle(100), now_at(20));
     assert_eq!(step(&longer, Event::Tick, now_at(90)).1, []);
 }
@@ -198,7 +227,7 @@ fn a_command_that_cannot_be_started_never_ran() {
     let events = to_running()
         .into_iter()
         .take(4)
-        .chain([Event::MainEnded(fault(Reason::CommandNotFound))]);
+        .chain([ended(fault(Reason::CommandNotFound), 6)]);
     let (ended, _) = play(record(), events);
     let end = ended.state.termination().unwrap();
     assert_eq!(
@@ -226,8 +255,9 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::Claimed(Err(fault(Reason::CannotEnforce)))),
         Just(Event::Prepared(Ok(()))),
         Just(Event::Prepared(Err(fault(Reason::RuntimeCrashed)))),
-        Just(Event::MainStarted),
-        (0..3_i32).prop_map(|code| Event::MainEnded(exit(code))),
+        Just(started(3)),
+        (0..3_i32).prop_map(|code| ended(exit(code), 4)),
+        Just(Event::Unreachable),
         Just(Event::InitKilled(fault(Reason::Error))),
         Just(Event::Died(fault(Reason::OOMKilled))),
         Just(Event::Tick),

@@ -35,8 +35,8 @@ fn ended(reason: Reason) -> State {
             started_at: Some(now_at(5).wall),
             finished_at: now_at(9).wall,
             usage: Some(Usage {
-                peak_memory: 1 << 20,
-                cpu_usec: 2_500_000,
+                peak_memory: Some(1 << 20),
+                cpu_usec: Some(2_500_000),
             }),
         },
     }
