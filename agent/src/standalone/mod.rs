@@ -47,6 +47,11 @@ use options::{beside_us, budget, mirrors, targets};
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
+/// How long a stop waits for what is being taken down. A process that the kernel cannot kill must not keep an agent from stopping.
+const STOP_PATIENCE: Duration = Duration::from_secs(15);
+/// How long a start waits for instances that nobody claims to be gone. What takes longer goes on beside it.
+const UNCLAIMED_PATIENCE: Duration = Duration::from_secs(15);
+
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(options: Options) -> Result<()> {
     let _lock = lock(&options).await?;
@@ -101,9 +106,17 @@ pub async fn run(options: Options) -> Result<()> {
     tracing::info!("stopping; sandboxes go on");
     node.cancel.cancel();
     node.tasks.close();
-    node.tasks.wait().await;
-    if !pool.is_finished() {
-        pool.await.context("empty the pool")?;
+    let quiet = async {
+        node.tasks.wait().await;
+        if pool.is_finished() {
+            return Ok(());
+        }
+        pool.await.context("empty the pool")
+    };
+    if let Ok(emptied) = tokio::time::timeout(STOP_PATIENCE, quiet).await {
+        emptied?;
+    } else {
+        tracing::warn!("what is still being taken down is left to the next start");
     }
     ended
 }
@@ -255,21 +268,38 @@ async fn prepare(options: &Options) -> Result<(Arc<Node>, Supervisor)> {
         cancel: CancellationToken::new(),
         tasks: TaskTracker::new(),
     });
-    let mut supervisor = Supervisor::new(Arc::clone(&node));
-    for (_, record) in known.records {
+    let supervisor = resume(&node, known.records, &known_instances.records).await?;
+    Ok((node, supervisor))
+}
+
+/// Decides each sandbox that an earlier agent had, and drives it.
+async fn resume(
+    node: &Arc<Node>,
+    sandboxes: Vec<(String, SandboxRecord)>,
+    instances: &[(String, InstanceRecord)],
+) -> Result<Supervisor> {
+    let mut supervisor = Supervisor::new(Arc::clone(node));
+    // All at once: a sentry that does not answer must hold up none but its own sandbox.
+    let looks = sandboxes.into_iter().map(|(_, record)| async move {
+        let (found, instance) = find(node, &record, instances).await?;
+        anyhow::Ok((record, found, instance))
+    });
+    for (record, found, instance) in futures::future::try_join_all(looks).await? {
         if let Some(image) = &record.image {
             node.images.pin(&image.digest, &record.uid);
         }
-        let (found, instance) = find(&node, &record, &known_instances.records).await?;
         match recovery::decide(&record, &found, &node.boot_id, clock::now()) {
             Decision::Resume(record) => supervisor.resume(record, instance).await,
             Decision::Restart { discard, record } => {
-                node.workshop.demolish(&discard).await;
+                // Beside what follows: nothing has run in it, and no record claims it any more.
+                let workshop = Arc::clone(&node.workshop);
+                node.tasks
+                    .spawn(async move { workshop.demolish(&discard).await });
                 supervisor.resume(record, None).await;
             }
         }
     }
-    Ok((node, supervisor))
+    Ok(supervisor)
 }
 
 /// Kills and removes whatever no sandbox claims: records, groups and folders of instances.
@@ -290,14 +320,19 @@ async fn kill_unclaimed(
     let unclaimed = found
         .into_iter()
         .filter(|id| !claimed.contains(id.as_str()));
-    futures::future::join_all(unclaimed.map(|id| {
+    let removals = unclaimed.map(|id| {
         let workshop = Arc::clone(workshop);
-        async move {
+        tokio::spawn(async move {
             tracing::info!(instance = id, "removing an instance that no sandbox claims");
             workshop.demolish(&id).await;
-        }
-    }))
-    .await;
+        })
+    });
+    let removed = futures::future::try_join_all(removals);
+    if let Ok(removed) = tokio::time::timeout(UNCLAIMED_PATIENCE, removed).await {
+        removed.context("remove instances that no sandbox claims")?;
+    } else {
+        tracing::warn!("some instances that no sandbox claims are still being removed");
+    }
     Ok(())
 }
 
