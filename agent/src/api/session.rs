@@ -41,6 +41,12 @@ pub(super) async fn open(
         command_id(&open.command_id)?
     };
     let (session, created) = match &open.command {
+        Some(_) if id == CommandId::main() => {
+            return Err(Status::invalid_argument(format!(
+                "the command id {id:?} is that of the sandbox's own command: choose another, or attach to it without a command",
+                id = id.to_string()
+            )));
+        }
         Some(asked) => sessions
             .create(id, new_session(&posting, asked, open.kill_on_detach_ms)?)
             .await
@@ -55,10 +61,10 @@ pub(super) async fn open(
     tokio::spawn(async move {
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops; attach again"))).await),
-            // Ends when the client has gone.
-            told = serve(&session, created, &open, &mut requests, &sender) => if told.is_some() {
+            // Ends when all is told, or the client has gone.
+            _ = serve(&session, created, &open, &mut requests, &sender) => {
                 // The end of our answers is told first, and the client's requests are read until it has closed: dropped together
-                // they reset the stream, and what was told last is lost on the way (seen).
+                // they reset the stream, and what was told last, an exit code or a refusal, is lost on the way (seen).
                 drop(sender);
                 drop(tokio::time::timeout(LINGER, async { while let Ok(Some(_)) = requests.message().await {} }).await);
             },
@@ -174,7 +180,7 @@ fn new_session(
     })
 }
 
-/// Joins a client to a session until the session ends or the client goes (`None`).
+/// Joins a client to a session until the session ends (`Some`), a request is refused or the client goes (`None`).
 async fn serve(
     session: &Session,
     created: bool,
@@ -184,7 +190,11 @@ async fn serve(
 ) -> Option<()> {
     let _attached = session.attach();
     let stdin_offset = if open.stdin {
-        stdin_offset(session).await
+        tokio::select! {
+            // Both look at levels.
+            offset = stdin_offset(session) => offset,
+            () = sender.closed() => return None,
+        }
     } else {
         0
     };
