@@ -81,23 +81,6 @@ impl Suites {
     }
 }
 
-/// The examples in the documentation.
-pub(super) fn documentation(
-    workspace: &Workspace,
-    environment: &[(String, String)],
-    deadline: Deadline,
-) -> Counts {
-    let name = "documentation";
-    println!("-- {name} --");
-    let command = Command::cargo()
-        .args(["test", "--quiet", "--workspace", "--doc", FEATURES])
-        .arg("--no-fail-fast")
-        .directory(workspace.root())
-        .envs(environment.iter().map(|(name, value)| (name, value)))
-        .limit(deadline.left());
-    run(command, name)
-}
-
 fn show(bytes: &[u8]) {
     // A closed stdout must not stop the tests.
     let _shown = std::io::stdout().write_all(bytes);
