@@ -20,6 +20,32 @@ impl Remembering {
     }
 }
 
+/// An empty ledger, and hands that see it.
+struct Scene {
+    _folder: tempfile::TempDir,
+    ledger: Ledger<SandboxRecord>,
+    seen: Arc<Mutex<Vec<String>>>,
+    hands: Remembering,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::<SandboxRecord>::open(folder.path()).unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let hands = Remembering {
+            ledger: ledger.clone(),
+            seen: Arc::clone(&seen),
+        };
+        Self {
+            _folder: folder,
+            ledger,
+            seen,
+            hands,
+        }
+    }
+}
+
 impl Hands for Remembering {
     fn perform(&mut self, action: Action, _: &SandboxRecord, events: &mpsc::Sender<Event>) {
         self.note(&format!("{action:?}"));
@@ -46,13 +72,12 @@ impl Hands for Remembering {
 
 #[tokio::test]
 async fn what_is_performed_or_published_is_on_disk_before() {
-    let dir = tempfile::tempdir().unwrap();
-    let ledger = Ledger::<SandboxRecord>::open(dir.path()).unwrap();
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let hands = Remembering {
-        ledger: ledger.clone(),
-        seen: Arc::clone(&seen),
-    };
+    let Scene {
+        _folder,
+        ledger,
+        seen,
+        hands,
+    } = Scene::new();
     let (driver, handle) = Driver::new(record(), ledger.clone(), |_| hands);
     let running = tokio::spawn(driver.run(CancellationToken::new()));
     // Delivered after the sandbox has ended by itself or before: both lead to the same removal.
@@ -100,13 +125,12 @@ fn overdue() -> SandboxRecord {
 
 /// The reason for which a sandbox ends that is overdue, where `found` is what its driver first hears of it.
 async fn end_of_overdue(found: Event) -> cloche_crds::Reason {
-    let dir = tempfile::tempdir().unwrap();
-    let ledger = Ledger::<SandboxRecord>::open(dir.path()).unwrap();
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let hands = Remembering {
-        ledger: ledger.clone(),
-        seen: Arc::clone(&seen),
-    };
+    let Scene {
+        _folder,
+        ledger,
+        seen,
+        hands,
+    } = Scene::new();
     let (driver, handle) = Driver::new(overdue(), ledger.clone(), |_| hands);
     let cancel = CancellationToken::new();
     let task = tokio::spawn(driver.run(cancel.clone()));
@@ -168,13 +192,12 @@ async fn a_deadline_that_passed_while_no_agent_ran_waits_for_news_of_the_command
 
 #[tokio::test]
 async fn a_record_that_cannot_be_written_holds_up_no_end() {
-    let dir = tempfile::tempdir().unwrap();
-    let ledger = Ledger::<SandboxRecord>::open(dir.path()).unwrap();
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let hands = Remembering {
-        ledger: ledger.clone(),
-        seen: Arc::clone(&seen),
-    };
+    let Scene {
+        _folder,
+        ledger,
+        seen,
+        hands,
+    } = Scene::new();
     // A file where its folder must be: no record can be written.
     let folder = ledger.folder(&record().uid);
     std::fs::write(&folder, b"in the way").unwrap();
@@ -200,8 +223,12 @@ async fn a_record_that_cannot_be_written_holds_up_no_end() {
 
 #[tokio::test]
 async fn a_stopped_agent_leaves_the_record_and_performs_nothing_more() {
-    let dir = tempfile::tempdir().unwrap();
-    let ledger = Ledger::<SandboxRecord>::open(dir.path()).unwrap();
+    let Scene {
+        _folder,
+        ledger,
+        seen,
+        hands,
+    } = Scene::new();
     let running = SandboxRecord {
         state: State::Running {
             instance: "i1".to_owned(),
@@ -214,11 +241,6 @@ async fn a_stopped_agent_leaves_the_record_and_performs_nothing_more() {
         ..running.spec.clone()
     };
     let running = SandboxRecord { spec, ..running };
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let hands = Remembering {
-        ledger: ledger.clone(),
-        seen: Arc::clone(&seen),
-    };
     let (driver, _handle) = Driver::new(running.clone(), ledger.clone(), |_| hands);
     let cancel = CancellationToken::new();
     let task = tokio::spawn(driver.run(cancel.clone()));
