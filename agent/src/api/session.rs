@@ -14,10 +14,12 @@ use super::stream::{Receiving, Sending, channel};
 use super::{key, no_such};
 use crate::board::Posting;
 use crate::node::Node;
+use crate::sandbox::Cause;
 use crate::sandbox::command::{self, Request};
 use crate::session::{
     Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
 };
+use crate::source::SandboxKey;
 use crate::told::chain;
 
 /// How long a client that was told the end may take to close its requests.
@@ -50,7 +52,7 @@ pub(super) async fn open(
         Some(asked) => sessions
             .create(id, new_session(&posting, asked, open.kill_on_detach_ms)?)
             .await
-            .map_err(|error| status(&error))?,
+            .map_err(|error| refused(node, &posting, &error))?,
         None => (
             sessions.get(&id).await.map_err(|error| status(&error))?,
             false,
@@ -138,10 +140,7 @@ fn find(node: &Node, named: Option<pb::SandboxKey>) -> Result<(Posting, Sessions
     let Some(sessions) = posting.sessions.clone() else {
         let name = &key.name;
         return Err(match posting.record.state.termination() {
-            Some(end) => {
-                let (reason, why) = (end.cause.reason, &end.cause.message);
-                Status::failed_precondition(format!("sandbox {name:?} has ended: {reason}: {why}"))
-            }
+            Some(end) => ended(name, &end.cause),
             // The agent has just started and is finding its way back to it.
             None => Status::unavailable(format!(
                 "the sessions of sandbox {name:?} are being found again; retry"
@@ -149,6 +148,32 @@ fn find(node: &Node, named: Option<pb::SandboxKey>) -> Result<(Posting, Sessions
         });
     };
     Ok((posting, sessions))
+}
+
+fn ended(name: &str, cause: &Cause) -> Status {
+    let Cause {
+        reason, message, ..
+    } = cause;
+    Status::failed_precondition(format!("sandbox {name:?} has ended: {reason}: {message}"))
+}
+
+/// A session that could not be made. Where that is because the sandbox has ended, also why it has.
+fn refused(node: &Node, posting: &Posting, error: &SessionError) -> Status {
+    let record = &posting.record;
+    let newest = node.board.get(&SandboxKey {
+        namespace: record.namespace.clone(),
+        name: record.name.clone(),
+    });
+    let newest = newest.filter(|newest| newest.record.uid == record.uid);
+    match newest
+        .as_ref()
+        .and_then(|newest| newest.record.state.termination())
+    {
+        Some(end) if matches!(error, SessionError::SandboxEnded { .. }) => {
+            ended(&record.name, &end.cause)
+        }
+        _ => status(error),
+    }
 }
 
 fn new_session(

@@ -165,7 +165,7 @@ async fn tell(agent: &Agent) -> Result<()> {
     let text = String::from_utf8_lossy(&exec.stderr).into_owned();
     ensure!(exec.status.code() == Some(125), "{exec:?}");
     ensure!(
-        text.contains("sandbox error") && text.contains("has ended: Error"),
+        text.contains("has ended: Error: ") && text.contains("exit code 3"),
         "{text}"
     );
     Ok(())
