@@ -3,16 +3,23 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// `text` without what could move a terminal's cursor or change its state: it may come from inside a sandbox.
+/// `text` as one line, without what could move a terminal's cursor or change its state: it may come from inside a sandbox.
 pub(crate) fn plain(text: &str) -> String {
-    text.chars()
-        .map(|char| {
+    let mut line = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '\n' => line.push_str("\\n"),
+            '\r' => line.push_str("\\r"),
+            '\t' => line.push_str("\\t"),
             // Bidirectional overrides too: they make a line read as another one.
-            let harmless = !char.is_control()
-                && !matches!(char, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-            if harmless { char } else { '\u{fffd}' }
-        })
-        .collect()
+            '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                line.push('\u{fffd}');
+            }
+            char if char.is_control() => line.push('\u{fffd}'),
+            char => line.push(char),
+        }
+    }
+    line
 }
 
 /// A string, number or truth value as a [`plain`] word.
@@ -108,7 +115,7 @@ mod tests {
     fn a_terminal_is_safe_from_words() {
         assert_eq!(
             plain("a\u{1b}[2J\r\n\u{9b}b\u{202e}é"),
-            "a\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}b\u{fffd}é"
+            "a\u{fffd}[2J\\r\\n\u{fffd}b\u{fffd}é"
         );
     }
 }
