@@ -14,6 +14,7 @@ pub mod quantity;
 mod reason;
 pub mod rules;
 pub mod sandbox;
+pub mod schema;
 
 pub use condition::{ConditionReason, ConditionStatus, ConditionType};
 pub use image::ImageRef;

@@ -6,6 +6,8 @@ use crate::quantity::{Bytes, Millicores};
 pub const LABEL: usize = 63;
 /// Most entries of `command` and of `args`, each.
 pub const ARGUMENTS: usize = 1024;
+/// Longest entry of `command` and of `args` that the schema takes, in characters. The rules count bytes, of all together.
+pub const ARGUMENT_CHARACTERS: usize = PROCESS_BYTES;
 /// Most bytes of `command`, `args` and `env` together, NUL ends included. They travel to the guest in one frame of 256 KiB
 /// together with what the image adds; Linux takes no argument above this either (`MAX_ARG_STRLEN`).
 pub const PROCESS_BYTES: usize = 128 * 1024;

@@ -7,34 +7,69 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::Workspace;
 
+/// A folder of generated files, and what makes them.
+struct Output {
+    folder: &'static str,
+    make: fn(&Workspace, &Path) -> Result<()>,
+}
+
+const OUTPUTS: [Output; 2] = [
+    Output {
+        folder: "proto/src/generated",
+        make: proto,
+    },
+    Output {
+        folder: "charts/cloche-crds/templates",
+        make: crds,
+    },
+];
+
 const PROTO_SOURCES: &str = "proto/proto";
 const PROTO_FILE: &str = "cloche/agent/v1alpha1/agent.proto";
-const PROTO_OUTPUT: &str = "proto/src/generated";
 
 /// Writes all generated files.
 pub(crate) fn write(workspace: &Workspace) -> Result<()> {
-    let out = workspace.root().join(PROTO_OUTPUT);
-    std::fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
-    proto(workspace.root(), &out)
+    for output in &OUTPUTS {
+        let out = workspace.root().join(output.folder);
+        std::fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
+        (output.make)(workspace, &out)?;
+    }
+    Ok(())
 }
 
 /// An error that names the files which generating again would change.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let fresh = tempfile::tempdir().context("create a directory for generated files")?;
-    proto(workspace.root(), fresh.path())?;
-    let changed = differences(&workspace.root().join(PROTO_OUTPUT), fresh.path())?;
+    let mut changed = Vec::new();
+    for output in &OUTPUTS {
+        let fresh = tempfile::tempdir().context("create a directory for generated files")?;
+        (output.make)(workspace, fresh.path())?;
+        let names = differences(&workspace.root().join(output.folder), fresh.path())?;
+        changed.extend(names.iter().map(|name| format!("{}/{name}", output.folder)));
+    }
     if changed.is_empty() {
         return Ok(());
     }
     bail!(
-        "{PROTO_OUTPUT}: {} out of date: run cargo xtask generate and commit",
+        "{} out of date: run cargo xtask generate and commit",
         changed.join(", ")
     )
 }
 
+/// The CRDs, as the templates of their chart.
+fn crds(_: &Workspace, out: &Path) -> Result<()> {
+    let crd = cloche_crds::schema::sandbox().context("make the CRD of Sandbox")?;
+    let mut crd = serde_json::to_value(crd)?;
+    // The objects of users go with their CRD: an uninstall of the chart must not take them.
+    crd["metadata"]["annotations"] = serde_json::json!({"helm.sh/resource-policy": "keep"});
+    let yaml = serde_saphyr::to_string(&crd).context("write the CRD of Sandbox as YAML")?;
+    let text = format!("# Generated from the types by cargo xtask generate.\n{yaml}");
+    let path = out.join("sandboxes.yaml");
+    std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+}
+
 /// The gRPC code of the agent's API.
-fn proto(root: &Path, out: &Path) -> Result<()> {
-    let include = root.join(PROTO_SOURCES);
+fn proto(workspace: &Workspace, out: &Path) -> Result<()> {
+    let include = workspace.root().join(PROTO_SOURCES);
     let files = protox::compile([include.join(PROTO_FILE)], [&include])
         .with_context(|| format!("compile {PROTO_FILE}"))?;
     tonic_prost_build::configure()

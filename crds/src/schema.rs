@@ -1,0 +1,337 @@
+//! The CRD as the apiserver gets it: derived from the types, with the bounds and rules that the types do not tell.
+//!
+//! Each bound is the twin of a rule in [`rules`](crate::rules), and the table of accept and deny runs through both. Three of those rules
+//! have no twin here, since the schema language cannot say them at a cost that it allows: that command, args and env fit together
+//! (`process-size`), the exact grammar of registry hosts (`image`), and rounding of quantities. The agent has the last word.
+//!
+//! Rules that look at what was before compare presence and value on the parent: a rule on an optional field alone is evaded by
+//! removing the field and putting it back. Rules at the root only compare: one that a stored object could break would also refuse
+//! its status and the removal of its finalizer.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use serde_json::{Value, json};
+
+use crate::condition::MAX_MESSAGE;
+use crate::limits::{
+    ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_MEMORY, ENV, ENV_NAME, ENV_VALUE, LABEL,
+    LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_MEMORY, MOST_PIDS,
+    MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, PATH,
+};
+use crate::sandbox::Sandbox;
+use crate::{image, quantity};
+
+/// A DNS label of RFC 1123, in lower case.
+const LABEL_PATTERN: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// Longest of what the status tells in a word: versions, hashes, users, node names.
+const WORD: usize = 256;
+/// Most conditions.
+const CONDITIONS: usize = 16;
+/// The fields of a spec that cannot change.
+const FIXED: [&str; 9] = [
+    "image",
+    "imagePullPolicy",
+    "command",
+    "args",
+    "env",
+    "workingDir",
+    "shell",
+    "hostname",
+    "resources",
+];
+
+/// The CRD of [`Sandbox`].
+pub fn sandbox() -> Result<CustomResourceDefinition, SchemaError> {
+    let mut crd = serde_json::to_value(Sandbox::crd())?;
+    let root = crd
+        .pointer_mut("/spec/versions/0/schema/openAPIV3Schema")
+        .ok_or(SchemaError::NoSuchField("openAPIV3Schema"))?;
+    for (path, bounds) in bounds() {
+        add(root, path, bounds)?;
+    }
+    // Not a field of the types: all of it but the name is the apiserver's.
+    root["properties"]["metadata"] = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": LABEL, "pattern": LABEL_PATTERN}},
+    });
+    Ok(serde_json::from_value(crd)?)
+}
+
+/// A CRD that could not be made: the types and the bounds here do not fit.
+#[derive(Debug, thiserror::Error)]
+pub enum SchemaError {
+    /// There is no such field in the schema of the types.
+    #[error("the schema has no field {0}")]
+    NoSuchField(&'static str),
+    /// It is no CRD.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// Lays `bounds` over the schema of the field at `path` (`spec.env[].name`; the root is empty).
+fn add(root: &mut Value, path: &'static str, bounds: Value) -> Result<(), SchemaError> {
+    let mut at = root;
+    for name in path.split('.').filter(|name| !name.is_empty()) {
+        let (name, is_item) = match name.strip_suffix("[]") {
+            Some(list) => (list, true),
+            None => (name, false),
+        };
+        at = at
+            .get_mut("properties")
+            .and_then(|properties| properties.get_mut(name))
+            .ok_or(SchemaError::NoSuchField(path))?;
+        if is_item {
+            at = at.get_mut("items").ok_or(SchemaError::NoSuchField(path))?;
+        }
+    }
+    let (Some(at), Value::Object(bounds)) = (at.as_object_mut(), bounds) else {
+        return Err(SchemaError::NoSuchField(path));
+    };
+    at.extend(bounds);
+    Ok(())
+}
+
+/// What every field is held to.
+fn bounds() -> Vec<(&'static str, Value)> {
+    let mut all = vec![("", json!({"x-kubernetes-validations": transitions()}))];
+    all.extend(spec());
+    all.extend(status());
+    all
+}
+
+fn spec() -> Vec<(&'static str, Value)> {
+    let path = json!({"maxLength": PATH, "pattern": r"^/[^\x00]*$"});
+    let seconds = |most: i64| json!({"minimum": 1, "maximum": most});
+    let arguments = json!({"maxItems": ARGUMENTS, "x-kubernetes-list-type": "atomic"});
+    let argument = json!({"maxLength": ARGUMENT_CHARACTERS, "pattern": r"^[^\x00]*$"});
+    let mut command = arguments.clone();
+    command["x-kubernetes-validations"] = json!([{
+        "rule": "self.size() == 0 || self[0] != ''",
+        "message": "the first entry is empty: name the program, or leave command out",
+    }]);
+    let mut shell = path.clone();
+    shell["pattern"] = json!(r"^/([^\x00]*[^/\x00])$");
+    vec![
+        ("spec", json!({"x-kubernetes-validations": immutable()})),
+        (
+            "spec.image",
+            json!({"minLength": 1, "maxLength": image::MAX_LENGTH, "pattern": image_pattern()}),
+        ),
+        ("spec.command", command),
+        ("spec.command[]", argument.clone()),
+        ("spec.args", arguments),
+        ("spec.args[]", argument),
+        (
+            "spec.env",
+            json!({
+                "maxItems": ENV,
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            }),
+        ),
+        (
+            "spec.env[].name",
+            json!({"maxLength": ENV_NAME, "pattern": "^[-._a-zA-Z][-._a-zA-Z0-9]*$"}),
+        ),
+        (
+            "spec.env[].value",
+            json!({"maxLength": ENV_VALUE, "pattern": r"^[^\x00]*$"}),
+        ),
+        ("spec.workingDir", path),
+        ("spec.shell", shell),
+        (
+            "spec.hostname",
+            json!({"maxLength": LABEL, "pattern": LABEL_PATTERN}),
+        ),
+        (
+            "spec.resources",
+            json!({"x-kubernetes-validations": requests_within_limits()}),
+        ),
+        (
+            "spec.resources.limits",
+            json!({"x-kubernetes-validations": [
+                within("cpu", &LEAST_CPU_LIMIT.to_string(), &MOST_CPU.to_string()),
+                within("memory", &LEAST_MEMORY_LIMIT.to_string(), &MOST_MEMORY.to_string()),
+            ]}),
+        ),
+        (
+            "spec.resources.requests",
+            json!({"x-kubernetes-validations": [
+                within("cpu", "1m", &MOST_CPU.to_string()),
+                within("memory", "1", &MOST_MEMORY.to_string()),
+            ]}),
+        ),
+        (
+            "spec.resources.pids",
+            json!({"minimum": 1, "maximum": MOST_PIDS}),
+        ),
+        ("spec.lifecycle.ttlSeconds", seconds(MOST_TTL_SECONDS)),
+        (
+            "spec.lifecycle.startTimeoutSeconds",
+            seconds(MOST_START_TIMEOUT_SECONDS),
+        ),
+        (
+            "spec.lifecycle.terminationGracePeriodSeconds",
+            seconds(MOST_GRACE_SECONDS),
+        ),
+    ]
+}
+
+/// What the node writes is bounded too, but not closed: an agent that is newer than the CRD must still be able to tell an end.
+fn status() -> Vec<(&'static str, Value)> {
+    let word = json!({"maxLength": WORD});
+    let quantity = json!({"maxLength": quantity::MAX_LENGTH});
+    let path = json!({"maxLength": PATH});
+    let mut all = vec![
+        // Read with a default, but not stored with one.
+        ("status.phase", json!({"maxLength": WORD, "default": null})),
+        ("status.conditions", conditions()),
+        ("status.nodeName", word.clone()),
+        ("status.imageDigest", word.clone()),
+        ("status.effective.hostname", word.clone()),
+        ("status.effective.workingDir", path.clone()),
+        ("status.effective.shell", path),
+        ("status.effective.user", word.clone()),
+        ("status.termination.reason", word.clone()),
+        ("status.termination.failureDomain", word.clone()),
+        (
+            "status.termination.message",
+            json!({"maxLength": MAX_MESSAGE}),
+        ),
+    ];
+    for field in [
+        "status.runtime.name",
+        "status.runtime.version",
+        "status.runtime.platform",
+        "status.runtime.profile",
+    ] {
+        all.push((field, word.clone()));
+    }
+    for field in [
+        "status.effective.resources.requests.cpu",
+        "status.effective.resources.requests.memory",
+        "status.effective.resources.limits.cpu",
+        "status.effective.resources.limits.memory",
+    ] {
+        all.push((field, quantity.clone()));
+    }
+    all
+}
+
+/// Conditions as Kubernetes has them; a list by type.
+fn conditions() -> Value {
+    json!({
+        "maxItems": CONDITIONS,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": {"type": "string", "maxLength": WORD},
+                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+                "lastTransitionTime": {"type": "string", "format": "date-time"},
+                "reason": {"type": "string", "maxLength": WORD},
+                "message": {"type": "string", "maxLength": MAX_MESSAGE},
+            },
+        },
+    })
+}
+
+/// What was bound stays bound there, and an end stays as it was told.
+fn transitions() -> Value {
+    let kept = |field: &str, message: &str| {
+        json!({
+            "rule": format!(
+                "!has(oldSelf.status) || !has(oldSelf.status.{field}) || (has(self.status) && has(self.status.{field}) && self.status.{field} == oldSelf.status.{field})"
+            ),
+            "message": message,
+        })
+    };
+    let frozen = "['Ready', 'Finished']";
+    let of = |object: &str| {
+        format!(
+            "(has({object}.status.conditions) ? {object}.status.conditions.filter(c, c.type in {frozen}) : [])"
+        )
+    };
+    json!([
+        kept("nodeName", "status.nodeName cannot change or vanish: a sandbox stays on its node"),
+        kept("termination", "status.termination cannot change or vanish: an end is told once"),
+        {
+            "rule": format!(
+                "!has(oldSelf.status) || !has(oldSelf.status.termination) || (has(self.status) && self.status.phase == oldSelf.status.phase && {} == {})",
+                of("self"),
+                of("oldSelf"),
+            ),
+            "message": "phase, Ready and Finished cannot change after the end",
+        },
+    ])
+}
+
+/// All of the spec but its lifecycle is decided when the sandbox is created.
+fn immutable() -> Value {
+    FIXED
+        .iter()
+        .map(|field| {
+            json!({
+                "rule": format!(
+                    "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+                ),
+                "message": "cannot change while the sandbox exists: put it back, or delete the sandbox and create it anew",
+                "fieldPath": format!(".{field}"),
+            })
+        })
+        .collect()
+}
+
+/// A quantity of a list lies between two.
+fn within(field: &str, least: &str, most: &str) -> Value {
+    json!({
+        "rule": format!(
+            "!has(self.{field}) || (isQuantity(string(self.{field})) && quantity(string(self.{field})).compareTo(quantity('{least}')) >= 0 && quantity(string(self.{field})).compareTo(quantity('{most}')) <= 0)"
+        ),
+        "message": format!("write {least} to {most}, or leave it out for the default"),
+        "fieldPath": format!(".{field}"),
+    })
+}
+
+/// No request is above its limit, also where the limit is the default. What is no quantity is left to the other rules.
+fn requests_within_limits() -> Value {
+    [
+        ("cpu", DEFAULT_CPU.to_string()),
+        ("memory", DEFAULT_MEMORY.to_string()),
+    ]
+    .iter()
+    .map(|(field, default)| {
+        let limit = format!(
+            "(has(self.limits) && has(self.limits.{field}) ? string(self.limits.{field}) : '{default}')"
+        );
+        json!({
+            "rule": format!(
+                "!has(self.requests) || !has(self.requests.{field}) || !isQuantity(string(self.requests.{field})) || !isQuantity({limit}) || quantity(string(self.requests.{field})).compareTo(quantity({limit})) <= 0"
+            ),
+            "message": format!(
+                "is more than the limit (default {default}): lower it, or raise the limit"
+            ),
+            "fieldPath": format!(".requests.{field}"),
+        })
+    })
+    .collect()
+}
+
+/// References as [`ImageRef`](crate::ImageRef) reads them, except that an address in brackets is not looked into.
+fn image_pattern() -> String {
+    // Neither `.` nor `..`: expressions here cannot look ahead.
+    let name = r"([A-Za-z0-9_-][A-Za-z0-9._-]*|\.[A-Za-z0-9_-][A-Za-z0-9._-]*|\.\.[A-Za-z0-9._-]+)";
+    let local = format!("{name}(/{name})*");
+    let tag = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}";
+    let part = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*";
+    let label = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?";
+    let host = format!(r"({label}(\.{label})*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?");
+    let registry = format!("({host}/)?{part}(/{part})*(:{tag})?(@sha256:[0-9a-f]{{64}})?");
+    format!("^((oci|oci-archive):{local}(:{tag})?|rootfs:{local}|{registry})$")
+}
+
+#[cfg(test)]
+mod tests;
