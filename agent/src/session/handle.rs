@@ -328,6 +328,13 @@ impl Drop for Attachment {
     }
 }
 
+/// Whether the session `main` of the sandbox whose sessions lie in `directory` has ended, as far as an agent has written down. Blocking.
+pub fn main_has_ended(directory: &Path) -> bool {
+    let main = CommandId::main();
+    let record = Record::load(&main.directory(directory), &main);
+    matches!(record, Ok(Some(record)) if record.ended.is_some())
+}
+
 /// What is on disk. A directory without a record is of a session that nobody was told of, and is removed.
 fn load(directory: &Path) -> Result<Vec<(Record, Tails)>, SessionError> {
     let fail = |source| SessionError::Directory {

@@ -48,7 +48,7 @@ mod wire;
 pub use bridge::{Bridge, BridgeError, Pipes};
 pub use channel::CONNECT_TIMEOUT;
 pub use error::SessionError;
-pub use handle::{Attachment, Session, Sessions};
+pub use handle::{Attachment, Session, Sessions, main_has_ended};
 pub use identity::{BadCommandId, CommandId, Stream};
 pub use log::LogError;
 pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};

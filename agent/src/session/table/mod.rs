@@ -494,14 +494,18 @@ impl Table {
         } else {
             wire.closed()
         };
+        // What was found ended is not shown as running while its end is being recorded.
+        let is_ending = wire.exit.is_some() && entry.record.ended.is_none();
         let now = SessionState {
             pid: wire.pid,
-            started: entry.started,
+            started: entry.started.filter(|_| !is_ending),
             ended: entry.record.ended.clone(),
             stdin: wire.stdin.state(),
             closed,
         };
         entry.state.send_if_modified(|state| {
+            let started = state.started.or(now.started);
+            let now = SessionState { started, ..now };
             let changed = *state != now;
             *state = now;
             changed

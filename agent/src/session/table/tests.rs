@@ -540,6 +540,14 @@ fn what_happened_while_no_agent_ran_is_dated_by_the_holder() {
     world.holder.clock_ms += 270_000;
     world.clock = 400;
     world.crash();
+    // Heard of, but its end is not on disk yet: it must not look as if it ran.
+    world.move_down(usize::MAX);
+    world.holder_reads(usize::MAX);
+    world.holder_writes(usize::MAX);
+    world.agent_reads(usize::MAX);
+    let ended = &world.table.entries[&CommandId::parse("ended").unwrap()];
+    assert!(matches!(ended.recording, Recording::End(_)));
+    assert_eq!(ended.state.borrow().started, None);
     world.settle();
     let ended = &world.told[&CommandId::parse("ended").unwrap()];
     assert_eq!(
