@@ -165,8 +165,20 @@ impl Cache {
         })
     }
 
-    /// A new staging directory.
-    pub(super) fn stage(&self) -> Result<Staging, Failure> {
+    /// A new staging directory, if `bytes` can be put into it with `reserve` hundredths of the file system still free.
+    pub(super) fn stage(&self, bytes: u64, reserve: u64) -> Result<Staging, Failure> {
+        let system = nix::sys::statvfs::statvfs(&self.directory).map_err(|errno| {
+            let path = self.directory.display();
+            Failure::io(
+                format_args!("look at the file system of {path}"),
+                &errno.into(),
+            )
+        })?;
+        let of_blocks = |blocks: u64| blocks.saturating_mul(system.fragment_size());
+        let free = of_blocks(system.blocks_available());
+        if bytes > free.saturating_sub(of_blocks(system.blocks()) / 100 * reserve) {
+            return Err(Failure::NoSpace);
+        }
         let number = self.next_staging.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join("tmp").join(number.to_string());
         DirBuilder::new()

@@ -13,9 +13,9 @@ pub(super) const DOCUMENT_MAX: u64 = 4 << 20;
 const LAYERS_MAX: usize = 200;
 /// Most entries of an index that are looked at.
 const INDEX_MAX: usize = 500;
-/// Most strings of one list of a configuration, and bytes of them together.
+/// Most strings of one list of a configuration, and bytes of them together: with what a spec may add they fit into one command.
 const STRINGS_MAX: usize = 1000;
-const STRING_BYTES_MAX: usize = 256 << 10;
+const STRING_BYTES_MAX: usize = 64 << 10;
 
 /// The annotation by which a layout names an image.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";

@@ -37,11 +37,13 @@ pub(super) enum Resolved<'a> {
     Rootfs(Rootfs),
 }
 
-/// Finds out what `image` is. Asks the registry, or reads the local image directory `local`.
+/// Finds out what `image` is. Asks the registry, or reads the local image directory `local`. Of the places to ask, `attempt` (from 0)
+/// says which is the first.
 pub(super) async fn resolve<'a>(
     registry: &'a Registry,
     local: Option<&Path>,
     image: &ImageRef,
+    attempt: u32,
 ) -> Result<Resolved<'a>, Failure> {
     let local = || {
         local.map(Path::to_owned).ok_or_else(|| {
@@ -51,7 +53,7 @@ pub(super) async fn resolve<'a>(
         })
     };
     match image {
-        ImageRef::Registry(reference) => pull_manifest(registry, reference)
+        ImageRef::Registry(reference) => pull_manifest(registry, reference, attempt)
             .await
             .map(Box::new)
             .map(Resolved::Image),
@@ -78,18 +80,26 @@ pub(super) async fn resolve<'a>(
     }
 }
 
-/// Asks the mirrors in turn, then the registry itself: its answer is the one that counts when none has the image.
+/// Asks the mirrors in turn, then the registry itself: its answer is the one that counts when none has the image. A later attempt
+/// begins with a later one of them, since a mirror may have the manifest and not the rest.
 async fn pull_manifest<'a>(
     registry: &'a Registry,
     reference: &RegistryRef,
+    attempt: u32,
 ) -> Result<Found<'a>, Failure> {
+    let mut repositories = registry.repositories(reference)?;
+    let first = usize::try_from(attempt).unwrap_or_default() % repositories.len().max(1);
+    repositories.rotate_left(first);
+    let own = repositories.len().saturating_sub(1 + first);
     let mut failure = None;
-    for repository in registry.repositories(reference)? {
+    for (index, repository) in repositories.into_iter().enumerate() {
         match pull_manifest_from(repository, reference).await {
             Ok(found) => return Ok(found),
             Err(error) => {
                 tracing::debug!(?error, "no manifest here");
-                failure = Some(error);
+                if index == own || failure.is_none() {
+                    failure = Some(error);
+                }
             }
         }
     }

@@ -39,6 +39,8 @@ pub struct Limits {
     pub deadline: Duration,
     /// A source that gives less than 16 KiB in this time is given up.
     pub idle: Duration,
+    /// How often a pull that broke off is tried again, each time beginning with the next of the mirrors.
+    pub retries: u32,
 }
 
 impl Default for Limits {
@@ -51,9 +53,17 @@ impl Default for Limits {
             memory: 1 << 30,
             deadline: Duration::from_mins(15),
             idle: Duration::from_secs(30),
+            retries: 2,
         }
     }
 }
+
+/// Pause before a pull that broke off is tried again, doubled each time.
+const RETRY: Duration = Duration::from_secs(1);
+/// Images that are unpacked at the same time: each takes a processor and up to [`Limits::memory`].
+const UNPACKERS: usize = 2;
+/// Of the file system of the images so many hundredths stay free: records and output of sandboxes may lie on it too.
+const RESERVE: u64 = 5;
 
 /// What a store needs to know.
 #[derive(Clone, Debug)]
@@ -100,6 +110,7 @@ struct Inner {
     local_images: Option<PathBuf>,
     limits: Limits,
     unpacker: Unpacker,
+    unpackers: tokio::sync::Semaphore,
     /// Pulls that someone waits for, by reference and by whether the registry has to be asked.
     flights: Mutex<HashMap<(String, bool), Flight>>,
     /// Held while the image of a digest is made, whatever references led to it.
@@ -133,6 +144,7 @@ impl ImageStore {
                 unpacker: Unpacker {
                     program: config.program,
                 },
+                unpackers: tokio::sync::Semaphore::new(UNPACKERS),
                 flights: Mutex::default(),
                 making: Mutex::default(),
             }),
@@ -266,15 +278,36 @@ impl Inner {
         let reference = image.to_string();
         let seconds = self.limits.deadline.as_secs();
         let result = tokio::time::timeout(self.limits.deadline, async {
-            match source::resolve(&self.registry, self.local_images.as_deref(), image).await? {
-                Resolved::Image(found) => self.take_image(*found, &reference, progress).await,
-                Resolved::Rootfs(rootfs) => self.take_rootfs(rootfs, &reference, progress).await,
+            let mut attempt = 0;
+            loop {
+                match self.pull_once(image, &reference, attempt, progress).await {
+                    Err(Failure::Pull(detail)) if attempt < self.limits.retries => {
+                        tracing::warn!(image = reference, detail, "a pull broke off; trying again");
+                        tokio::time::sleep(RETRY * 2_u32.saturating_pow(attempt)).await;
+                        attempt += 1;
+                    }
+                    result => return result,
+                }
             }
         });
         let result = result
             .await
             .unwrap_or_else(|_| Err(Failure::Pull(format!("not done in {seconds} s"))));
         result.map_err(|failure| failure.of(&reference))
+    }
+
+    async fn pull_once(
+        &self,
+        image: &ImageRef,
+        reference: &str,
+        attempt: u32,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<Image, Failure> {
+        let local = self.local_images.as_deref();
+        match source::resolve(&self.registry, local, image, attempt).await? {
+            Resolved::Image(found) => self.take_image(*found, reference, progress).await,
+            Resolved::Rootfs(rootfs) => self.take_rootfs(rootfs, reference, progress).await,
+        }
     }
 
     async fn take_image(
@@ -292,14 +325,15 @@ impl Inner {
         for (blob, _) in &found.manifest.layers {
             self.check_blob(blob.size)?;
         }
-        let staging = self.stage().await?;
-        let total = found.manifest.config.size
-            + found
-                .manifest
-                .layers
-                .iter()
-                .map(|(blob, _)| blob.size)
-                .sum::<u64>();
+        let blobs = found.manifest.layers.iter().map(|(blob, _)| blob.size);
+        let total = blobs.fold(found.manifest.config.size, u64::saturating_add);
+        if total > self.limits.total {
+            return Err(Failure::Invalid(format!(
+                "its layers hold more than {} bytes",
+                self.limits.total
+            )));
+        }
+        let staging = self.stage(total).await?;
         let mut done = 0;
         let config = staging.path().join("config");
         let report = |before: u64| {
@@ -369,7 +403,7 @@ impl Inner {
         }
         let total = rootfs.content.size();
         self.check_blob(total)?;
-        let staging = self.stage().await?;
+        let staging = self.stage(total).await?;
         let path = staging.path().join(unpack::blob_name(0));
         let report = move |done| {
             progress.send_replace(Progress::Pulling { done, total });
@@ -413,7 +447,10 @@ impl Inner {
             memory: self.limits.memory,
             cpu_seconds: self.limits.deadline.as_secs(),
         };
+        // The semaphore is never closed.
+        let turn = self.unpackers.acquire().await;
         let unpacked = unpack::unpack(&self.unpacker, staging.path(), &job).await?;
+        drop(turn);
         if unpacked.devices > 0 {
             tracing::info!(%digest, devices = unpacked.devices, "device nodes of the image left out");
         }
@@ -442,9 +479,10 @@ impl Inner {
         .await
     }
 
-    async fn stage(&self) -> Result<Staging, Failure> {
+    /// A staging directory with room for `bytes`.
+    async fn stage(&self, bytes: u64) -> Result<Staging, Failure> {
         let cache = Arc::clone(&self.cache);
-        blocking(move || cache.stage()).await
+        blocking(move || cache.stage(bytes, RESERVE)).await
     }
 
     fn check_blob(&self, size: u64) -> Result<(), Failure> {

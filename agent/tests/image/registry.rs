@@ -456,6 +456,40 @@ async fn mirrors_come_first_and_may_fail() {
 }
 
 #[tokio::test]
+async fn a_pull_that_breaks_off_goes_on_at_the_next_place() {
+    let (half, whole) = (Fake::start().await, Fake::start().await);
+    let made = image(b"x");
+    for fake in [&half, &whole] {
+        for (digest, bytes) in &made.blobs {
+            let path = format!("/v2/library/app/blobs/{digest}");
+            fake.set(&path, Answer::Whole(bytes.clone()));
+        }
+        let manifest = made.blobs[&made.manifest].clone();
+        fake.set("/v2/library/app/manifests/latest", Answer::Whole(manifest));
+    }
+    for digest in made.blobs.keys() {
+        let path = format!("/v2/library/app/blobs/{digest}");
+        half.set(&path, Answer::Status("404 Not Found", String::new()));
+    }
+    let with_retries = |retries| {
+        Rig::with(|config| {
+            let addresses = vec![half.address.clone(), whole.address.clone()];
+            config.limits.retries = retries;
+            config.registries.insecure.extend(addresses.clone());
+            config
+                .registries
+                .mirrors
+                .insert("docker.io".to_owned(), addresses);
+        })
+    };
+    let error = with_retries(0).ensure("app").await.unwrap_err();
+    assert_eq!(error.reason(), Reason::ImagePullFailed, "{error}");
+    assert_eq!(whole.asked("/"), 0);
+    let image = with_retries(1).ensure("app").await.unwrap();
+    assert_eq!(image.digest, made.manifest);
+}
+
+#[tokio::test]
 async fn nobody_listens() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();

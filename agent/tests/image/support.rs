@@ -291,6 +291,7 @@ impl Rig {
             limits: Limits {
                 deadline: Duration::from_mins(2),
                 idle: Duration::from_secs(20),
+                retries: 0,
                 ..Limits::default()
             },
             program: env!("CARGO_BIN_EXE_cloche-agent").into(),

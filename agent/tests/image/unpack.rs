@@ -366,10 +366,22 @@ async fn lies_about_size_are_refused() {
     )
     .await;
 
-    let mut sparse = Tar::default();
+    let endless = Tar::default().append(&holes("endless", b"77777777777\0"));
+    // 40 MiB each, of which a layer holds nothing.
+    let several = Tar::default()
+        .append(&holes("a", b"00240000000\0"))
+        .append(&holes("b", b"00240000000\0"));
+    for (what, sparse) in [("sparse", endless), ("several sparse", several)] {
+        let too_much = &["more than 67108864 bytes"];
+        refused(&rig, what, &one_layer(sparse), too_much).await;
+    }
+}
+
+/// The header of a sparse file of `size` bytes (in octal), all of it holes.
+fn holes(name: &str, size: &[u8; 12]) -> [u8; 512] {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(EntryType::GNUSparse);
-    header.set_path("holes").unwrap();
+    header.set_path(name).unwrap();
     header.set_mode(0o600);
     header.set_uid(0);
     header.set_gid(0);
@@ -377,18 +389,11 @@ async fn lies_about_size_are_refused() {
     header.set_size(0);
     let gnu = header.as_gnu_mut().unwrap();
     gnu.set_is_extended(false);
-    gnu.realsize.copy_from_slice(b"77777777777\0");
-    gnu.sparse[0].offset.copy_from_slice(b"77777777777\0");
+    gnu.realsize.copy_from_slice(size);
+    gnu.sparse[0].offset.copy_from_slice(size);
     gnu.sparse[0].numbytes.copy_from_slice(b"00000000000\0");
     header.set_cksum();
-    sparse = sparse.append(header.as_bytes());
-    refused(
-        &rig,
-        "sparse",
-        &one_layer(sparse),
-        &["more than 67108864 bytes"],
-    )
-    .await;
+    *header.as_bytes()
 }
 
 #[tokio::test]

@@ -41,6 +41,8 @@ pub(in crate::image) struct Bounds {
 pub(super) struct Spool {
     file: BufWriter<File>,
     end: u64,
+    /// Bytes of contents so far. A sparse file has more of them than its layer.
+    taken: u64,
 }
 
 impl Spool {
@@ -49,6 +51,7 @@ impl Spool {
         Self {
             file: BufWriter::with_capacity(1 << 18, file),
             end: 0,
+            taken: 0,
         }
     }
 
@@ -59,8 +62,18 @@ impl Spool {
             .map_err(|error| Fault::io("write the spool", error.error()))
     }
 
-    /// Takes exactly `size` bytes and tells where they are.
-    fn take(&mut self, from: &mut impl Read, size: u64, name: &[u8]) -> Result<u64, Fault> {
+    /// Takes exactly `size` bytes and tells where they are; at most `limit` of all files together.
+    fn take(
+        &mut self,
+        from: &mut impl Read,
+        size: u64,
+        limit: u64,
+        name: &[u8],
+    ) -> Result<u64, Fault> {
+        self.taken = self.taken.saturating_add(size);
+        if self.taken > limit {
+            return Err(too_large(limit));
+        }
         let offset = self.end.next_multiple_of(BLOCK);
         let spooling = |error: &io::Error| Fault::io("write the spool", error);
         if offset != self.end {
@@ -197,10 +210,7 @@ fn put(
         EntryType::Regular if name.ends_with(b"/") => tree.put(&path, meta, Content::Directory),
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
             let size = entry.size();
-            if size > bounds.bytes {
-                return Err(too_large(bounds.bytes));
-            }
-            let offset = spool.take(entry, size, &name)?;
+            let offset = spool.take(entry, size, bounds.bytes, &name)?;
             tree.put(&path, meta, Content::File { offset, size })
         }
         EntryType::Directory => tree.put(&path, meta, Content::Directory),
