@@ -7,7 +7,7 @@
 //!
 //! A write goes to a temporary file, is synced, renamed over the old record, and the folder is synced: after `kill -9` or a
 //! power cut a record is the old one or the new one, whole. An unreadable record is quarantined and reported; it never stops
-//! the agent.
+//! the agent. One of a newer version does: it is whole, and an agent that went on without it would run its sandbox again.
 
 #[cfg(test)]
 pub(crate) mod golden;
@@ -61,6 +61,19 @@ impl LedgerError {
         matches!(
             source.kind(),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    }
+}
+
+impl LedgerError {
+    /// Whether it is of a record that a newer build has written.
+    fn is_newer(&self) -> bool {
+        matches!(
+            self,
+            Self::Content {
+                source: RecordError::Version { version, newest, .. },
+                ..
+            } if version > newest
         )
     }
 }
@@ -148,7 +161,7 @@ impl<R: Record> Ledger<R> {
     }
 
     /// Reads all records. A folder without a record (its agent died before the first write) is removed; an unreadable record
-    /// is quarantined.
+    /// is quarantined. One of a newer version is an error.
     pub fn load(&self) -> Result<Loaded<R>, LedgerError> {
         let list = |source| LedgerError::File {
             operation: "list",
@@ -177,8 +190,17 @@ impl<R: Record> Ledger<R> {
                     })?;
                 }
                 Ok(Some(record)) => loaded.records.push((id, record)),
+                Err(error) if error.is_newer() => return Err(error),
                 Err(error) => {
-                    let moved_to = self.quarantine(&id)?;
+                    // On a full disk it stays where it is, and is found again at the next start.
+                    let moved_to = self.quarantine(&id).unwrap_or_else(|failed| {
+                        tracing::error!(
+                            id,
+                            error = &failed as &dyn std::error::Error,
+                            "cannot put a record aside"
+                        );
+                        self.folder(&id)
+                    });
                     loaded.quarantined.push(Quarantined {
                         id,
                         moved_to,
@@ -336,13 +358,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ledger = Ledger::<Thing>::open(dir.path()).unwrap();
         ledger.write("good", &thing("g")).await.unwrap();
-        let bad: [(&str, &[u8]); 5] = [
+        let bad: [(&str, &[u8]); 4] = [
             ("cut", br#"{"version": 2, "reco"#),
             ("empty", b""),
-            (
-                "newer",
-                br#"{"version": 3, "kind": "thing", "record": {"name": "x"}}"#,
-            ),
             (
                 "other",
                 br#"{"version": 2, "kind": "wolf", "record": {"name": "x"}}"#,
@@ -366,6 +384,19 @@ mod tests {
             ledger.load().unwrap().quarantined.is_empty(),
             "a quarantined record is reported once"
         );
+    }
+
+    #[tokio::test]
+    async fn a_newer_record_is_left_where_it_is_and_nothing_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::<Thing>::open(dir.path()).unwrap();
+        let newer = dir.path().join("newer");
+        fs::create_dir(&newer).unwrap();
+        let bytes = br#"{"version": 3, "kind": "thing", "record": {"name": "x"}}"#;
+        fs::write(newer.join(FILE), bytes).unwrap();
+        let error = crate::told::chain(&ledger.load().unwrap_err());
+        assert!(error.contains("run the version that wrote it"), "{error}");
+        assert_eq!(fs::read(newer.join(FILE)).unwrap(), bytes);
     }
 
     #[tokio::test]

@@ -29,7 +29,9 @@ pub enum RecordError {
     #[error("is not a record")]
     Json(#[from] serde_json::Error),
     /// Of a version that this build does not know.
-    #[error("is a {kind} of version {version}; this build reads up to {newest}")]
+    #[error(
+        "is a {kind} of version {version}; this build reads up to {newest}: run the version that wrote it, or a newer one"
+    )]
     Version {
         /// [`Record::KIND`].
         kind: &'static str,
