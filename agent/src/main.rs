@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use cloche_agent::{standalone, told::chain};
 use tracing_subscriber::EnvFilter;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
+    end_at_panic();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -42,10 +44,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// A task that panics would leave what it owned without an owner, and nobody told. The next agent finds everything as after a kill.
+fn end_at_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::abort();
+    }));
+}
+
 fn run(cli: Cli) -> anyhow::Result<()> {
     rustls::crypto::ring::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
+    cloche_agent::process::raise_open_files().context("raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

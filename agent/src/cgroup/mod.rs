@@ -88,6 +88,20 @@ pub trait Cgroups: Send + Sync {
     fn list(&self) -> Result<Vec<String>, CgroupError>;
 }
 
+impl CgroupError {
+    /// Whether it says that a process is not there, or is in another group.
+    pub fn is_of_the_gone(&self) -> bool {
+        match self {
+            Self::NotMember { .. } => true,
+            Self::File { source, .. } => {
+                source.kind() == std::io::ErrorKind::NotFound
+                    || source.raw_os_error() == Some(nix::libc::ESRCH)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// A group that could not be made, set, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {

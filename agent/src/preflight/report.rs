@@ -5,8 +5,9 @@ use std::fmt;
 use super::findings::{Directory, Findings, Run, Wanted};
 use crate::cgroup::Kind;
 
-/// The oldest kernel on which everything that the agent relies on exists: `pidfd_open`, which came last, is of 5.3.
-const OLDEST_KERNEL: (u32, u32) = (5, 3);
+/// The oldest kernel on which everything that the agent relies on exists: `CLOSE_RANGE_CLOEXEC` of `close_range`, which came last, is
+/// of 5.11.
+const OLDEST_KERNEL: (u32, u32) = (5, 11);
 
 /// Capabilities that runsc needs to make a sandbox, or the agent to handle files and processes of others (capability.h).
 const CAPABILITIES: [(u32, &str); 10] = [
@@ -304,7 +305,7 @@ mod tests {
                 f.run.unnamed = Err("no".to_owned());
                 f.run.holes = Err("no".to_owned());
                 f.run.executable = false;
-                f.kernel = "5.3.0".to_owned();
+                f.kernel = "5.11.0".to_owned();
             }),
             [""; 0]
         );
@@ -338,8 +339,8 @@ mod tests {
                 &["CAP_SYS_PTRACE, CAP_SYS_ADMIN", "privileged"],
             ),
             (|f| f.seccomp_filtered = true, &["warning: ", "Unconfined"]),
-            (|f| f.kernel = "5.2.99".to_owned(), &["5.2.99", "5.3"]),
-            (|f| f.kernel = "what".to_owned(), &["what", "5.3"]),
+            (|f| f.kernel = "5.10.99".to_owned(), &["5.10.99", "5.11"]),
+            (|f| f.kernel = "what".to_owned(), &["what", "5.11"]),
             (|f| f.user_namespaces = Some(0), &["sysctl"]),
             (|f| f.user_namespaces = None, &["CONFIG_USER_NS"]),
             (

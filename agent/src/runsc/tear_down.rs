@@ -13,6 +13,8 @@ use super::InstancePaths;
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::sys::{Process, ProcessError, ProcessId};
 
+/// Processes that are waited for at once: each takes a descriptor, and a sandbox can have thousands.
+const HELD: usize = 64;
 /// So often the group is looked at again although what was seen there still lives: meanwhile more may have been born.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -91,6 +93,7 @@ pub async fn kill(
             }
             let held = alive
                 .into_iter()
+                .take(HELD)
                 .filter_map(|pid| ProcessId::of(pid).transpose())
                 .filter_map(|id| id.and_then(Process::open).transpose())
                 .collect::<Result<Vec<_>, _>>()

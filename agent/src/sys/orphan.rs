@@ -8,6 +8,7 @@
 //!   whoever started it, while [`super::spawn`] and `runsc` (`runsc/sandbox/sandbox.go`, `Setsid: true`) begin new ones.
 
 use std::io;
+use std::time::Duration;
 
 use nix::unistd::{Pid, getsid};
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,6 +16,9 @@ use tokio::sync::Notify;
 
 use super::process::claimed;
 use super::{stat, wait};
+
+/// Pause after a look that failed.
+const RETRY: Duration = Duration::from_secs(1);
 
 static WOKEN: Notify = Notify::const_new();
 
@@ -32,9 +36,15 @@ pub(super) fn wake() {
 pub async fn reap() -> io::Result<()> {
     let mut children = signal(SignalKind::child())?;
     loop {
-        tokio::task::spawn_blocking(reap_now)
+        let reaped = tokio::task::spawn_blocking(reap_now)
             .await
-            .map_err(io::Error::other)??;
+            .map_err(io::Error::other)?;
+        if let Err(error) = reaped {
+            // Such as no descriptor left for a look: zombies are no reason to stop.
+            tracing::error!(%error, "cannot reap orphans; trying again");
+            tokio::time::sleep(RETRY).await;
+            continue;
+        }
         // Both are cancel safe: a SIGCHLD or a wake-up that comes meanwhile is kept.
         tokio::select! {
             told = children.recv() => if told.is_none() {
