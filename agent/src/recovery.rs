@@ -20,6 +20,8 @@ pub enum Found {
     },
     /// Its sentry is gone, and this is why, by the counters of its group and its panic log.
     Dead(Cause),
+    /// Its sentry is gone, but its command had ended before, and an earlier agent has written down how.
+    MainEnded,
 }
 
 /// What is to be done with a sandbox.
@@ -74,9 +76,10 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
             },
         },
 
+        // Of an ended command the driver learns from its session.
         (
             State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
-            Found::Alive { main_running: true },
+            Found::Alive { main_running: true } | Found::MainEnded,
         ) => Decision::Resume(record.clone()),
         (
             State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
@@ -122,7 +125,8 @@ fn after_reboot(record: &SandboxRecord, boot_id: &str, now: Now) -> SandboxRecor
                 FailureDomain::Infrastructure,
                 "node rebooted",
             ),
-            now,
+            // It ended before this boot began, nobody knows when.
+            now.before(now.boot),
         ),
         State::Ending { .. } | State::Ended { .. } => rebased,
     }
@@ -247,6 +251,8 @@ mod tests {
                 Some(Reason::RuntimeCrashed),
                 false,
             ),
+            (2, &Found::MainEnded, "MainRequested", None, false),
+            (3, &Found::MainEnded, "Running", None, false),
             (3, &running, "Running", None, false),
             (3, &halted, "Ending", Some(Reason::Error), false),
             (3, &dead, "Ending", Some(Reason::RuntimeCrashed), false),
@@ -319,7 +325,8 @@ mod tests {
         let end = lost.state.termination().unwrap();
         assert_eq!(
             (end.started_at, end.finished_at),
-            (Some(now_at(5).wall), now_at(30).wall)
+            (Some(now_at(5).wall), now_at(0).wall),
+            "it ended before this boot began"
         );
     }
 }

@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::sandbox::driver::{Driver, DriverHandle, Hands};
 use crate::sandbox::hands::NodeHands;
 use crate::sandbox::{Cause, Event, SandboxRecord, State, Termination, admission};
-use crate::source::{Desired, DesiredSandbox, SandboxKey};
+use crate::source::{Desired, DesiredSandbox, Remembered, SandboxKey};
 
 /// Ends of drivers that may wait.
 const ENDS: usize = 256;
@@ -52,6 +52,26 @@ impl Supervisor {
             ends,
             refused: watch::Sender::default(),
         }
+    }
+
+    /// What of the manifests is driven: as it was taken over, and not told to go.
+    pub fn remembered(&self) -> Vec<Remembered> {
+        let staying = self
+            .driven
+            .iter()
+            .filter(|(_, driven)| !driven.told_to_delete);
+        let remembered = staying.map(|(key, driven)| Remembered {
+            key: key.clone(),
+            // Every record of this version names its manifest.
+            file: driven
+                .taken
+                .manifest
+                .clone()
+                .unwrap_or_else(|| format!("{}.yaml", key.name)),
+            object: driven.taken.object.clone(),
+            effective: driven.taken.spec.clone(),
+        });
+        remembered.collect()
     }
 
     /// Per object, what of the newest manifest was not taken over.
@@ -134,11 +154,15 @@ impl Supervisor {
         if !driven.taken.spec.same_but_lifecycle(&wanted.effective) {
             return Some("only spec.lifecycle can change while the sandbox exists: delete it, then apply the new one".to_owned());
         }
-        if driven.taken.spec != wanted.effective {
+        let moved = driven.taken.manifest.as_ref() != Some(&wanted.file);
+        let changed = driven.taken.spec != wanted.effective;
+        if moved || changed {
+            driven.taken.manifest = Some(wanted.file.clone());
             driven.taken.spec = wanted.effective.clone();
-            driven.taken.generation += 1;
+            driven.taken.generation += i64::from(changed);
             let event = Event::Changed {
                 generation: driven.taken.generation,
+                manifest: driven.taken.manifest.clone(),
                 object: Box::new(wanted.object.clone()),
                 spec: Box::new(wanted.effective.clone()),
             };
@@ -166,6 +190,7 @@ impl Supervisor {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
             generation: 1,
+            manifest: Some(wanted.file.clone()),
             object: wanted.object.clone(),
             spec: wanted.effective.clone(),
             boot_id: self.node.boot_id.clone(),

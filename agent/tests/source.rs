@@ -28,7 +28,7 @@ impl Followed {
     }
 
     fn of(place: tempfile::TempDir) -> Self {
-        let directory = Arc::new(ManifestDirectory::open(place.path()).unwrap());
+        let directory = Arc::new(ManifestDirectory::open(place.path(), Vec::new()).unwrap());
         let stop = CancellationToken::new();
         let running = tokio::spawn(Arc::clone(&directory).run(stop.clone()));
         let desired = directory.desired();
@@ -297,7 +297,7 @@ async fn a_directory_that_is_taken_away_ends_the_agent_and_no_sandbox() {
         let path = parent.path().join("manifests");
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("a.yaml"), manifest("a", "image: x")).unwrap();
-        let directory = Arc::new(ManifestDirectory::open(&path).unwrap());
+        let directory = Arc::new(ManifestDirectory::open(&path, Vec::new()).unwrap());
         let desired = directory.desired();
         let running = tokio::spawn(Arc::clone(&directory).run(CancellationToken::new()));
         if taken == "removed" {
@@ -317,8 +317,8 @@ async fn a_directory_that_is_taken_away_ends_the_agent_and_no_sandbox() {
 #[tokio::test]
 async fn a_directory_that_is_none_is_told() {
     let place = tempfile::tempdir().unwrap();
-    let error = ManifestDirectory::open(&place.path().join("none")).unwrap_err();
+    let error = ManifestDirectory::open(&place.path().join("none"), Vec::new()).unwrap_err();
     assert!(matches!(error, SourceError::Folder(_)), "{error}");
     std::fs::write(place.path().join("file"), "").unwrap();
-    assert!(ManifestDirectory::open(&place.path().join("file")).is_err());
+    assert!(ManifestDirectory::open(&place.path().join("file"), Vec::new()).is_err());
 }

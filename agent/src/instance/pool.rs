@@ -165,13 +165,13 @@ impl<W: Workshop> Pool<W> {
 
     fn take(&self, shape: &Shape) -> Taken<W::Instance> {
         let mut shelves = self.shelves();
-        let of_shape = shelves.by_shape.entry(shape.clone()).or_default();
-        let taken = if let Some(instance) = of_shape.started.pop() {
-            Taken::Started(instance)
-        } else if let Some(instance) = of_shape.created.pop() {
-            Taken::Created(instance)
-        } else {
-            Taken::Nothing
+        let taken = match shelves.by_shape.get_mut(shape) {
+            None => Taken::Nothing,
+            Some(of_shape) => {
+                let started = of_shape.started.pop().map(Taken::Started);
+                let created = || of_shape.created.pop().map(Taken::Created);
+                started.or_else(created).unwrap_or(Taken::Nothing)
+            }
         };
         drop(shelves);
         self.0.changed.notify_one();
@@ -216,10 +216,18 @@ impl<W: Workshop> Pool<W> {
         match self.0.workshop.start(&instance).await {
             Ok(()) => Ok(instance),
             Err(error) => {
-                self.0.workshop.destroy(instance).await;
+                self.discard(instance);
                 Err(error)
             }
         }
+    }
+
+    /// Has one removed that could not be started. Nobody waits for it: what the kernel cannot remove now must hold up no other.
+    fn discard(&self, instance: W::Instance) {
+        let pool = self.clone();
+        self.0
+            .finishing
+            .spawn(async move { pool.0.workshop.destroy(instance).await });
     }
 
     async fn make_one(&self, shape: &Shape) -> Duration {
@@ -263,7 +271,7 @@ impl<W: Workshop> Pool<W> {
                     ?shape,
                     "could not start an instance of the pool"
                 );
-                self.0.workshop.destroy(instance).await;
+                self.discard(instance);
                 BACKOFF
             }
         }

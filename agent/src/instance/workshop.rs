@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::task::TaskTracker;
+
 use super::pool;
 use super::{InstanceRecord, Shape, Stage, limits};
 use crate::cgroup::{CgroupError, Cgroups};
@@ -89,9 +91,7 @@ impl Instance {
     pub fn id(&self) -> &str {
         self.paths.name().as_str()
     }
-}
 
-impl Instance {
     /// Whether the sentry says that `main` runs. It is asked several times before it counts as silent: an agent starts when
     /// much else does.
     pub async fn main_running(&self) -> Result<bool, UrpcError> {
@@ -108,8 +108,11 @@ impl Instance {
     }
 }
 
-/// Where instances are made.
+/// Where instances are made. Cheap to clone.
+#[derive(Clone)]
 pub struct Workshop {
+    /// Removals of what could not be made go on in these.
+    pub tasks: TaskTracker,
     /// The groups.
     pub cgroups: Arc<dyn Cgroups>,
     /// The records of instances.
@@ -132,8 +135,14 @@ impl Workshop {
         let Stage::Made { sentry } = record.stage else {
             return Ok(None);
         };
-        if record.boot_id != self.boot_id || self.cgroups.assert_member(id, sentry.pid).is_err() {
+        if record.boot_id != self.boot_id {
             return Ok(None);
+        }
+        match self.cgroups.assert_member(id, sentry.pid) {
+            Ok(()) => {}
+            Err(error) if error.is_of_the_gone() => return Ok(None),
+            // That nothing can be known of it does not make it dead.
+            Err(error) => return Err(error.into()),
         }
         let paths = self.paths(id)?;
         Ok(Process::open(sentry)?.map(|process| Instance {
@@ -276,7 +285,10 @@ impl pool::Workshop for Workshop {
         match self.make_as(&id, shape).await {
             Ok(instance) => Ok(instance),
             Err(error) => {
-                self.demolish(&id).await;
+                // Beside: what the kernel cannot remove now must not keep who waits from the error.
+                let workshop = self.clone();
+                self.tasks
+                    .spawn(async move { workshop.demolish(&id).await });
                 Err(error)
             }
         }

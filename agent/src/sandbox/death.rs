@@ -41,7 +41,15 @@ pub(super) fn internal(what: &str) -> Cause {
 
 /// A command that the image cannot run as the spec says.
 pub(super) fn of_command(error: &CommandError) -> Cause {
-    let reason = Reason::CommandNotFound;
+    let reason = match error {
+        CommandError::Empty | CommandError::NoEntrypoint => Reason::CommandNotFound,
+        // As a shell tells "argument list too long".
+        CommandError::ShellArguments(_)
+        | CommandError::Shell(_)
+        | CommandError::Env(_)
+        | CommandError::Nul(_)
+        | CommandError::TooLong(_) => Reason::CommandNotExecutable,
+    };
     Cause {
         exit_code: reason.exit_code().map(i32::from),
         ..Cause::new(reason, FailureDomain::User, error.to_string())

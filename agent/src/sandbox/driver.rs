@@ -3,14 +3,14 @@
 //! Order, for every event: decide ([`step`]), write the record, publish, perform. So whatever is performed was on disk before,
 //! and whatever is published is true on disk.
 //!
-//! **When the record cannot be written** (full disk) nothing is published or performed; the driver tries again, and goes on
+//! **When the record cannot be written** (a full or failing disk) nothing is published or performed; the driver tries again, and goes on
 //! deciding meanwhile, so that a deletion or a deadline is not held up by what could not be written before it. One thing is done
 //! before its record: a sandbox that is to end is killed, since it may be its own writable layer that fills the disk, and it would
 //! never end otherwise. If the agent dies before the record is written after all, the end is derived from what is found, as that
 //! of any sentry that is gone.
 //!
 //! **After a restart of the agent** a deadline may have passed while nobody looked, and the command may have ended before it.
-//! So deadlines do not count before the command was heard of again, or its init was found not to answer.
+//! So deadlines do not count before the command was heard of again, its init was found not to answer, or [`SEEKING`] is over.
 
 use std::future::Future;
 use std::time::Duration;
@@ -29,13 +29,16 @@ const QUEUE: usize = 64;
 /// Pause between tries to write the record.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// How long deadlines wait for news of a command that an earlier agent had started.
+const SEEKING: Duration = Duration::from_secs(30);
+
 /// Does what the driver decides. Every method returns at once: the work goes on in tasks of its own and comes back as events.
 pub trait Hands: Send + 'static {
     /// Begins `action` for the sandbox of `record`, which is on disk.
     fn perform(&mut self, action: Action, record: &SandboxRecord, events: &mpsc::Sender<Event>);
     /// Shows the world how the sandbox stands.
     fn publish(&mut self, record: &SandboxRecord);
-    /// Kills the instance of the sandbox, so that the space of its writable layer is free.
+    /// Kills the instance of the sandbox, whose end cannot be written down. May be called again and again.
     fn kill(&mut self, record: &SandboxRecord);
     /// Removes all that the sandbox left but its record; returns when it is gone.
     fn remove(&mut self, record: &SandboxRecord) -> impl Future<Output = ()> + Send;
@@ -107,12 +110,13 @@ impl<H: Hands> Driver<H> {
         if written {
             fault::point("sandbox.recorded");
         }
-        let mut seeking = is_sought(&self.record.state);
+        let mut sought_until =
+            is_sought(&self.record.state).then(|| clock::boot_time().saturating_add(SEEKING));
         let mut undone: Vec<Action> = Vec::new();
         let mut event = Some(Event::Begin);
         loop {
             if let Some(event) = event.take() {
-                seeking &= !event.tells_of_main();
+                sought_until = sought_until.filter(|_| !event.tells_of_main());
                 let (next, actions) = step(&self.record, event, clock::now());
                 written &= next == self.record;
                 self.record = next;
@@ -133,7 +137,8 @@ impl<H: Hands> Driver<H> {
                     self.hands.perform(action, &self.record, &self.sender);
                 }
             }
-            let at = deadline(&self.record).filter(|_| !seeking);
+            let at = deadline(&self.record)
+                .map(|at| sought_until.map_or(at, |sought_until| at.max(sought_until)));
             tokio::select! {
                 // In this order: what is told while the agent stops may be a consequence of that.
                 biased;
@@ -179,7 +184,7 @@ impl<H: Hands> Driver<H> {
             self.record.state,
             State::Stopping { .. } | State::Ending { .. }
         );
-        if error.is_full() && ends {
+        if ends {
             self.hands.kill(&self.record);
         }
         false

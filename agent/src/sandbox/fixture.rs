@@ -24,6 +24,7 @@ pub(crate) fn record() -> SandboxRecord {
         namespace: "default".to_owned(),
         name: "demo".to_owned(),
         generation: 1,
+        manifest: None,
         object: Sandbox::new(
             "demo",
             SandboxSpec {

@@ -30,6 +30,8 @@ const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 pub struct NodeHands {
     shared: Shared,
     forward: Option<JoinHandle<()>>,
+    /// Kills the instance before its end is written down.
+    killing: Option<JoinHandle<()>>,
 }
 
 impl NodeHands {
@@ -38,6 +40,7 @@ impl NodeHands {
         Self {
             shared: Shared::new(node, key),
             forward: None,
+            killing: None,
         }
     }
 
@@ -97,10 +100,12 @@ impl Hands for NodeHands {
                     .tasks
                     .spawn(shared.tear_down(record, forward, events));
             }
-            Action::Destroy(instance) => drop(self.shared.node.tasks.spawn(async move {
-                let _ = shared.node.sampler.forget(&instance);
-                shared.node.workshop.demolish(&instance).await;
-            })),
+            Action::Destroy(instance) => drop(
+                self.shared
+                    .node
+                    .tasks
+                    .spawn(async move { shared.give_back(&instance).await }),
+            ),
             // The driver does it itself.
             Action::Remove => {}
         }
@@ -111,12 +116,14 @@ impl Hands for NodeHands {
     }
 
     fn kill(&mut self, record: &SandboxRecord) {
-        if let Some(instance) = record.state.instance() {
+        let is_killing = self
+            .killing
+            .as_ref()
+            .is_some_and(|task| !task.is_finished());
+        if let (Some(instance), false) = (record.state.instance(), is_killing) {
             let (node, id) = (Arc::clone(&self.shared.node), instance.to_owned());
-            self.shared
-                .node
-                .tasks
-                .spawn(async move { node.workshop.kill(&id).await });
+            let kill = async move { node.workshop.kill(&id).await };
+            self.killing = Some(self.shared.node.tasks.spawn(kill));
         }
     }
 
@@ -151,6 +158,11 @@ impl Shared {
             Ok(image) => {
                 // Pinned before the record says that it is used: pins of no record are gone after a restart.
                 self.node.images.pin(&image.digest, &record.uid);
+                let before = record.image.as_ref().map(|image| image.digest);
+                if let Some(before) = before.filter(|before| *before != image.digest) {
+                    // It was bound anew, and its tag means another image by now.
+                    self.node.images.unpin(&before, &record.uid);
+                }
                 let used = ImageUse {
                     digest: image.digest,
                     config: image.config.clone(),
@@ -192,8 +204,24 @@ impl Shared {
             Err(error) => Event::Claimed(Err(death::of_start(&error, error.is_limit()))),
         };
         if let Err(mpsc::error::SendError(Event::Claimed(Ok(id)))) = events.send(event).await {
-            self.node.workshop.demolish(&id).await;
+            self.give_back(&id).await;
         }
+    }
+
+    /// Removes an instance that came too late to be of use.
+    async fn give_back(&self, id: &str) {
+        let _ = self.node.sampler.forget(id);
+        {
+            let mut holding = self.holding();
+            if holding
+                .instance
+                .as_ref()
+                .is_some_and(|held| held.id() == id)
+            {
+                holding.instance = None;
+            }
+        }
+        self.node.workshop.demolish(id).await;
     }
 
     /// Keeps an instance and watches its sentry.
@@ -249,9 +277,11 @@ impl Shared {
         };
         let mut used = Usage::default();
         if let Some(id) = instance {
+            // What it uses goes with its processes.
+            let last = self.sample(id).await;
             self.node.workshop.kill(id).await;
             start::end_sessions(&self, &record, termination.cause.reason.as_str()).await;
-            used = self.used(id, &record, termination.cause.reason).await;
+            used = self.used(id, &record, last, termination.cause.reason).await;
             crate::fault::point("sandbox.killed");
             self.node.workshop.demolish(id).await;
         }
@@ -259,8 +289,24 @@ impl Shared {
         drop(events.send(Event::TornDown(used)).await);
     }
 
+    /// Memory in use now, in bytes, where there is something to count.
+    async fn sample(&self, id: &str) -> Option<u64> {
+        let (cgroups, name) = (Arc::clone(&self.node.cgroups), id.to_owned());
+        let counted = tokio::task::spawn_blocking(move || {
+            let alive = !cgroups.processes(&name).ok()?.is_empty();
+            cgroups.counters(&name).ok().filter(|_| alive)
+        });
+        counted.await.ok().flatten().map(|counters| counters.memory)
+    }
+
     /// What the instance used. Kept in a file until the record tells it: its group, which knows, goes before.
-    async fn used(&self, id: &str, record: &SandboxRecord, reason: Reason) -> Usage {
+    async fn used(
+        &self,
+        id: &str,
+        record: &SandboxRecord,
+        last: Option<u64>,
+        reason: Reason,
+    ) -> Usage {
         let folder = self.node.sandboxes.folder(&record.uid);
         let peak = self.node.sampler.forget(id);
         let limit_hit = (reason == Reason::OOMKilled)
@@ -272,8 +318,13 @@ impl Shared {
             if kept.cpu_usec.is_some() {
                 return kept;
             }
-            let last = cgroups.counters(&name).ok();
-            let used = usage::at_end([peak, kept.peak_memory], last.as_ref(), limit_hit);
+            let used = Usage {
+                peak_memory: [peak, kept.peak_memory, last, limit_hit]
+                    .into_iter()
+                    .flatten()
+                    .max(),
+                cpu_usec: cgroups.counters(&name).ok().map(|total| total.cpu_usec),
+            };
             usage::keep(&folder, &used);
             used
         });

@@ -22,6 +22,9 @@ pub struct SandboxRecord {
     pub name: String,
     /// The newest generation of the spec that was taken over.
     pub generation: i64,
+    /// Name of the manifest that it was taken over from; absent where it is an object of an apiserver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<String>,
     /// The object as it was applied, without status.
     pub object: Sandbox,
     /// Its spec, validated and with its defaults.

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cloche_crds::MainCommand;
 use cloche_proto::frame::{BRIDGE_USER, Setup};
@@ -32,9 +33,21 @@ use crate::sys::log::BoundedLog;
 const INIT_SAYS: usize = 16 << 10;
 const INIT_TOLD: usize = 512;
 
+/// How long after the last word of a sentry its death may show.
+const DEATH_SHOWS: Duration = Duration::from_millis(250);
+
 /// Limits, container, channel: everything before the command.
 pub(super) async fn prepare(shared: Shared, record: SandboxRecord, events: mpsc::Sender<Event>) {
     let outcome = try_prepare(&shared, &record).await;
+    if outcome.is_err()
+        && let Some(instance) = shared.instance()
+        && tokio::time::timeout(DEATH_SHOWS, instance.sentry.gone())
+            .await
+            .is_ok()
+    {
+        // It failed because the sentry died, which is told with what the kernel knows of it.
+        return;
+    }
     drop(events.send(Event::Prepared(outcome)).await);
 }
 
@@ -82,7 +95,7 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
     };
     let main_spec = spec::main(instance.paths.name());
     sentry
-        .start_created_main(&main_spec, main, None)
+        .start_created_main(&main_spec, main, Some(limits::DISK))
         .await
         .map_err(|error| death::of_start(&error, false))?;
     fault::point("claim.container-started");
@@ -359,15 +372,11 @@ async fn serve_idle(sessions: &Sessions, events: &mpsc::Sender<Event>) -> Infall
     std::future::pending().await
 }
 
-/// An end that looks like a kill by nobody may be the kernel's: it takes a process of the sentry when memory runs out, and with it
-/// goes one of the guest. The group's counters tell; where they do, the whole group is killed, and the end is the sentry's.
+/// An end may be the kernel's doing: it takes a process of the sentry when memory runs out, and with it goes one of the guest, of which
+/// a shell may have made an exit code of its own. The group's counters tell; where they do, the whole group is killed, and the end is
+/// the sentry's.
 async fn explained(shared: &Shared, record: &SandboxRecord, event: Event) -> Event {
-    let by_nobody = match &event {
-        Event::MainEnded { cause, .. } => cause.signal == Some(nix::libc::SIGKILL),
-        Event::InitKilled(_) | Event::Died(_) => true,
-        _ => false,
-    };
-    let Some(instance) = shared.instance().filter(|_| by_nobody) else {
+    let Some(instance) = shared.instance() else {
         return event;
     };
     let Some(killed) = death::of_stub(&shared.node, &instance, record).await else {

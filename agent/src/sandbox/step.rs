@@ -49,6 +49,8 @@ pub enum Event {
     Changed {
         /// The new generation.
         generation: i64,
+        /// The manifest that it is taken from now.
+        manifest: Option<String>,
         /// The object as it is now.
         object: Box<Sandbox>,
         /// Its spec.
@@ -127,9 +129,11 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
         Event::Delete => on_delete(&mut next, now),
         Event::Changed {
             generation,
+            manifest,
             object,
             spec,
         } => {
+            next.manifest = manifest;
             if next.spec.same_but_lifecycle(&spec) {
                 next.generation = generation;
                 next.object = *object;

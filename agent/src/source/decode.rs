@@ -1,7 +1,7 @@
 //! From the bytes of a manifest to one valid Sandbox, or what is wrong with them.
 
 use cloche_crds::rules::{Violation, Violations, validate};
-use cloche_crds::{Effective, Sandbox, decode as object};
+use cloche_crds::{Effective, Sandbox, SandboxSpec, decode as object};
 use serde_saphyr::{
     Error as YamlError, MessageFormatter as _, UserMessageFormatter, budget, options,
 };
@@ -72,23 +72,27 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
     }
     let effective = validate(&object)?;
     let name = object.metadata.name.clone().unwrap_or_default();
-    // The fields of a spec are written in the order of the type, so that equal specs give equal bytes.
-    let spec = serde_json::to_vec(&object.spec).map_err(|error| {
+    let spec_hash = spec_hash(&object.spec).map_err(|error| {
         let (path, message) = ("spec".to_owned(), error.to_string());
         Violations(vec![Violation { path, message }])
     })?;
-    let mut spec_hash = String::with_capacity(64);
-    for byte in Sha256::digest(&spec) {
-        for half in [byte >> 4, byte & 15] {
-            spec_hash.extend(char::from_digit(u32::from(half), 16));
-        }
-    }
     Ok(Manifest {
         key: SandboxKey { namespace, name },
         object,
         effective,
         spec_hash,
     })
+}
+
+/// Hex SHA-256 of the spec's JSON. Its fields are written in the order of the type, so that equal specs give equal bytes.
+pub(super) fn spec_hash(spec: &SandboxSpec) -> Result<String, serde_json::Error> {
+    let mut text = String::with_capacity(64);
+    for byte in Sha256::digest(serde_json::to_vec(spec)?) {
+        for half in [byte >> 4, byte & 15] {
+            text.extend(char::from_digit(u32::from(half), 16));
+        }
+    }
+    Ok(text)
 }
 
 /// YAML by the rules that the apiserver's clients apply: only `true` and `false` are booleans, a key stands once. What one

@@ -195,7 +195,7 @@ fn first_of_each_stem<'a>(files: impl Iterator<Item = &'a String>) -> BTreeSet<&
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::decode;
+    use crate::source::{Remembered, decode};
 
     /// A directory as it might be, looked at again and again.
     struct Story {
@@ -271,6 +271,37 @@ mod tests {
 
     fn invalid() -> FileState {
         FileState::Invalid("a typo".to_owned())
+    }
+
+    #[test]
+    fn what_an_earlier_run_took_over_is_held_as_what_was_seen() {
+        let FileState::Valid(manifest) = valid("a", "x") else {
+            panic!()
+        };
+        let remembered = || Remembered {
+            key: key("a"),
+            file: "mine.yaml".to_owned(),
+            object: manifest.object.clone(),
+            effective: manifest.effective.clone(),
+        };
+        let story = || {
+            let mut story = Story::new();
+            story.desired =
+                Desired::remembered(vec![remembered()], &mut story.next_incarnation).unwrap();
+            story
+        };
+        for unusable in [invalid(), FileState::Unsettled] {
+            let mut story = story();
+            story.look(&[("mine.yaml", unusable)]);
+            assert_eq!(story.desired.of("a"), ("mine.yaml", 1, "x"));
+        }
+        let mut changed = story();
+        changed.look(&[("mine.yaml", valid("a", "y"))]);
+        assert_eq!(changed.desired.of("a").2, "x", "an image cannot change");
+        assert_eq!(changed.desired.invalid.len(), 1);
+        let mut gone = story();
+        gone.look(&[]);
+        assert!(gone.desired.names().is_empty());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::desired::FileState;
 use super::folder::{Folder, FolderError};
 use super::scan::{Change, Scan};
-use super::{DecodeError, Desired, SandboxKey, decode, is_manifest};
+use super::{DecodeError, Desired, Remembered, SandboxKey, decode, is_manifest};
 use crate::sys::inotify::Events;
 use crate::{clock, status};
 
@@ -27,6 +27,9 @@ pub enum SourceError {
     /// It cannot be opened, listed or swept.
     #[error("cannot use the manifest directory")]
     Folder(#[from] FolderError),
+    /// What was taken over earlier cannot be read.
+    #[error("cannot read what was taken over earlier")]
+    Remembered(#[from] serde_json::Error),
     /// inotify does not work.
     #[error("cannot watch the manifest directory {}", path.display())]
     Watch {
@@ -110,10 +113,12 @@ struct State {
 
 impl ManifestDirectory {
     /// Opens the directory at `path` and looks at it for the first time: [`desired`](Self::desired) is whole from the start.
-    /// Blocks on the disk.
-    pub fn open(path: &Path) -> Result<Self, SourceError> {
+    /// `remembered` is what an earlier run had taken over. Blocks on the disk.
+    pub fn open(path: &Path, remembered: Vec<Remembered>) -> Result<Self, SourceError> {
         let folder = Folder::open(path)?;
         folder.sweep()?;
+        let mut next_incarnation = 1;
+        let desired = Desired::remembered(remembered, &mut next_incarnation)?;
         let watch = |errno: Errno| SourceError::Watch {
             path: path.to_owned(),
             source: errno.into(),
@@ -137,10 +142,10 @@ impl ManifestDirectory {
             folder,
             state: Mutex::new(State {
                 scan: Scan::default(),
-                next_incarnation: 1,
+                next_incarnation,
                 look_again_at: None,
             }),
-            desired: watch::Sender::new(Desired::default()),
+            desired: watch::Sender::new(desired),
             inotify: Mutex::new(Some(inotify)),
         };
         directory.look(&mut directory.state(), &BTreeSet::new())?;

@@ -9,7 +9,8 @@
 //! - Each `*.yaml`, `*.yml` and `*.json` holds exactly one Sandbox. Dot files, `*.status.yaml` and every other name are left
 //!   alone. Only regular files are read, never what a symbolic link points to.
 //! - A sandbox is never disturbed by a mistake. While its file cannot be read or breaks a rule, its last valid object stays
-//!   desired; so it does while its file changes what cannot change. The mistake is reported beside it.
+//!   desired; so it does while its file changes what cannot change. The mistake is reported beside it. This holds over restarts of
+//!   the agent, too.
 //! - Where two files hold one name, the file that held it before keeps it; among new ones the first by file name gets it.
 //! - A file that is gone means a deletion, but only after [`GRACE`]: editors and version control take a file away and put it back.
 //!   [`ManifestDirectory::remove`] waits for nothing.
@@ -73,6 +74,19 @@ pub struct DesiredSandbox {
     pub spec_hash: String,
 }
 
+/// A sandbox that an earlier run of the agent took over from a manifest. While that manifest cannot be used, it stays desired.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remembered {
+    /// Which.
+    pub key: SandboxKey,
+    /// Name of its manifest.
+    pub file: String,
+    /// The object as it was taken over.
+    pub object: Sandbox,
+    /// What it means.
+    pub effective: Effective,
+}
+
 /// A manifest that is not, or not wholly, what the directory wants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InvalidManifest {
@@ -98,6 +112,26 @@ pub struct Desired {
 }
 
 impl Desired {
+    /// What an earlier run of the agent wanted, as far as it had begun.
+    fn remembered(
+        remembered: Vec<Remembered>,
+        next_incarnation: &mut u64,
+    ) -> Result<Self, serde_json::Error> {
+        let mut desired = Self::default();
+        for one in remembered {
+            let sandbox = DesiredSandbox {
+                incarnation: *next_incarnation,
+                spec_hash: decode::spec_hash(&one.object.spec)?,
+                file: one.file,
+                object: one.object,
+                effective: one.effective,
+            };
+            *next_incarnation += 1;
+            desired.sandboxes.insert(one.key, Arc::new(sandbox));
+        }
+        Ok(desired)
+    }
+
     /// Every manifest that stands for something, by file name.
     pub fn manifests(&self) -> impl Iterator<Item = &str> {
         let held = self.sandboxes.values().map(|sandbox| sandbox.file.as_str());

@@ -16,6 +16,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::RuntimeStatus;
+use futures::TryStreamExt;
+use futures::stream::FuturesUnordered;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,7 +34,8 @@ use crate::mirror::Mirror;
 use crate::node::Node;
 use crate::recovery::{self, Decision, Found};
 use crate::runsc::Profile;
-use crate::sandbox::{SandboxRecord, death};
+use crate::sandbox::{SandboxRecord, State, death};
+use crate::session::main_has_ended;
 use crate::source::ManifestDirectory;
 use crate::status::{Publisher, StatusFiles};
 use crate::supervisor::Supervisor;
@@ -63,7 +66,10 @@ pub async fn run(options: Options) -> Result<()> {
         .unwrap_or_else(|| options.run.join("agent.sock"));
     let listener = api::listen(&socket)?;
 
-    let manifests = Arc::new(ManifestDirectory::open(&options.manifests)?);
+    let manifests = Arc::new(ManifestDirectory::open(
+        &options.manifests,
+        supervisor.remembered(),
+    )?);
     let desired = manifests.desired();
     let mut files = StatusFiles::open(&options.manifests)?;
     files.sweep(desired.borrow().manifests())?;
@@ -107,11 +113,11 @@ pub async fn run(options: Options) -> Result<()> {
     node.cancel.cancel();
     node.tasks.close();
     let quiet = async {
-        node.tasks.wait().await;
-        if pool.is_finished() {
-            return Ok(());
+        if !pool.is_finished() {
+            pool.await.context("empty the pool")?;
         }
-        pool.await.context("empty the pool")
+        node.tasks.wait().await;
+        anyhow::Ok(())
     };
     if let Ok(emptied) = tokio::time::timeout(STOP_PATIENCE, quiet).await {
         emptied?;
@@ -124,6 +130,18 @@ pub async fn run(options: Options) -> Result<()> {
 /// One agent per state folder. What a killed one was about to start holds its lock until it is a program of its own (seen: some
 /// milliseconds), so a lock that is held is asked for again until [`LOCK_WAIT`] is over.
 async fn lock(options: &Options) -> Result<Flock<File>> {
+    let known = options.state.join("sandboxes");
+    if !options.manifests.exists()
+        && known
+            .read_dir()
+            .is_ok_and(|mut known| known.next().is_some())
+    {
+        bail!(
+            "the manifest directory {} is not there, and {} tells of sandboxes: an empty one would end them all. Put it back, or mount it, then start the agent",
+            options.manifests.display(),
+            known.display()
+        );
+    }
     for folder in [&options.state, &options.run, &options.manifests] {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -220,7 +238,9 @@ async fn prepare(options: &Options) -> Result<(Arc<Node>, Supervisor)> {
             .mode(0o700)
             .create(folder)?;
     }
+    let tasks = TaskTracker::new();
     let workshop = Arc::new(Workshop {
+        tasks: tasks.clone(),
         cgroups: Arc::clone(&cgroups),
         ledger: instances,
         profile: profile.clone(),
@@ -266,7 +286,7 @@ async fn prepare(options: &Options) -> Result<(Arc<Node>, Supervisor)> {
             profile: profile.hash().to_owned(),
         },
         cancel: CancellationToken::new(),
-        tasks: TaskTracker::new(),
+        tasks,
     });
     let supervisor = resume(&node, known.records, &known_instances.records).await?;
     Ok((node, supervisor))
@@ -284,7 +304,8 @@ async fn resume(
         let (found, instance) = find(node, &record, instances).await?;
         anyhow::Ok((record, found, instance))
     });
-    for (record, found, instance) in futures::future::try_join_all(looks).await? {
+    let mut looks: FuturesUnordered<_> = looks.collect();
+    while let Some((record, found, instance)) = looks.try_next().await? {
         if let Some(image) = &record.image {
             node.images.pin(&image.digest, &record.uid);
         }
@@ -345,10 +366,24 @@ async fn find(
     let Some(id) = record.state.instance() else {
         return Ok((Found::Nothing, None));
     };
-    let Some((_, instance)) = instances.iter().find(|(known, _)| known == id) else {
+    if record.state.termination().is_some() {
+        // It is torn down, whatever is left.
         return Ok((Found::Nothing, None));
+    }
+    let is_over = || {
+        main_has_ended(&node.sandboxes.folder(&record.uid).join("sessions"))
+            && !matches!(record.state, State::Claimed { .. })
+    };
+    let Some((_, instance)) = instances.iter().find(|(known, _)| known == id) else {
+        let found = if is_over() {
+            Found::MainEnded
+        } else {
+            Found::Nothing
+        };
+        return Ok((found, None));
     };
     match node.workshop.adopt(id, instance)? {
+        None if is_over() => Ok((Found::MainEnded, None)),
         None => Ok((Found::Dead(death::of_sentry(node, id, record).await), None)),
         Some(instance) => match instance.main_running().await {
             Ok(main_running) => Ok((Found::Alive { main_running }, Some(instance))),

@@ -166,14 +166,18 @@ impl Sampler {
         drop(tokio::task::spawn_blocking(move || sampler.keep_peaks()).await);
     }
 
-    /// Keeps the peaks that have grown by more than a sixteenth, for the next agent. Under the lock, so that nothing is written into
-    /// the folder of an instance that was forgotten. Blocking.
+    /// Keeps the peaks that have grown by more than a sixteenth, for the next agent. Blocking, and not under the lock: a disk that
+    /// stands still must hold up nobody else.
     fn keep_peaks(&self) {
+        let mut grown = Vec::new();
         for watched in self.lock().values_mut() {
             if watched.peak > watched.kept + watched.kept / 16 {
                 watched.kept = watched.peak;
-                keep_peak(&watched.folder, watched.peak);
+                grown.push((watched.folder.clone(), watched.peak));
             }
+        }
+        for (folder, peak) in grown {
+            keep_peak(&folder, peak);
         }
     }
 
@@ -205,18 +209,6 @@ impl Sampler {
 struct Seen {
     counters: Vec<(String, Counters)>,
     total: Option<Counters>,
-}
-
-/// What is told of an instance's use at its end: from the peaks that were seen, its group's counters, if they can still be read,
-/// and the limit that it was killed at.
-pub fn at_end(peaks: [Option<u64>; 2], last: Option<&Counters>, limit_hit: Option<u64>) -> Usage {
-    let seen = peaks
-        .into_iter()
-        .chain([last.map(|last| last.memory), limit_hit]);
-    Usage {
-        peak_memory: seen.flatten().max(),
-        cpu_usec: last.map(|last| last.cpu_usec),
-    }
 }
 
 const KEPT: &str = "usage.json";
@@ -254,5 +246,30 @@ pub fn keep(folder: &Path, used: &Usage) {
         .and_then(|()| std::fs::rename(folder.join("usage.json.new"), folder.join(KEPT)));
     if let Err(error) = stored {
         tracing::warn!(error = &error as &dyn std::error::Error, folder = %folder.display(), "cannot keep what a sandbox used");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_peak_only_rises_and_an_end_is_kept_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let peak = |bytes| Usage {
+            peak_memory: Some(bytes),
+            cpu_usec: None,
+        };
+        assert_eq!(kept(folder.path()), Usage::default());
+        for (seen, wanted) in [(5, 5), (3, 5), (9, 9)] {
+            keep_peak(folder.path(), seen);
+            assert_eq!(kept(folder.path()), peak(wanted));
+        }
+        let end = Usage {
+            cpu_usec: Some(7),
+            ..peak(9)
+        };
+        keep(folder.path(), &end);
+        assert_eq!(kept(folder.path()), end);
     }
 }

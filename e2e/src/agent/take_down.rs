@@ -56,7 +56,8 @@ impl Agent {
                 match std::fs::remove_dir(&folder) {
                     Err(problem) if problem.kind() == ErrorKind::ResourceBusy => return Ok(false),
                     removed => {
-                        removed.with_context(|| format!("remove the group {}", folder.display()))?
+                        removed
+                            .with_context(|| format!("remove the group {}", folder.display()))?;
                     }
                 }
             }

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use cloche_e2e::deadline::until;
 use cloche_e2e::level::{Look, Seen};
 use cloche_e2e::session::{Session, command};
 use cloche_e2e::trial;
@@ -133,6 +134,57 @@ async fn what_began_in_time_is_adopted_after_its_start_timeout() {
         tokio::time::sleep(Duration::from_secs(3)).await;
         agent.restart().await?;
         stands(agent, "begins").await
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_mistake_in_a_manifest_disturbs_nothing_over_a_restart() {
+    let images = Images::busybox();
+    trial::run(images.options(), async |agent| {
+        want(agent, "stays", &stays())?;
+        stands(agent, "stays").await?;
+        let manifest = agent.manifests().join("stays.yaml");
+        let whole = std::fs::read(&manifest)?;
+        agent.kill().await?;
+        std::fs::write(&manifest, "spec: {image")?;
+        agent.restart().await?;
+        let accepted = |seen: &Seen| {
+            let conditions = seen.0["status"]["conditions"].as_array().cloned();
+            let mut conditions = conditions.unwrap_or_default().into_iter();
+            conditions.find(|condition| condition["type"] == "Accepted")
+        };
+        stands(agent, "stays").await?;
+        until(LIMIT, "its status file tells the mistake", async || {
+            let status = std::fs::read_to_string(agent.manifests().join("stays.status.yaml"))?;
+            Ok(status.contains("not YAML").then_some(()))
+        })
+        .await?;
+        std::fs::write(&manifest, whole)?;
+        agent
+            .wait_for("stays", "accepted again", LIMIT, |seen| match seen {
+                Some(seen) if accepted(seen).is_none() => Look::Reached(()),
+                _ => Look::NotYet,
+            })
+            .await?;
+        stands(agent, "stays").await?;
+
+        // A directory that is not mounted is not one without manifests.
+        agent.stop().await?;
+        let away = agent.scratch().join("away");
+        std::fs::rename(agent.manifests(), &away)?;
+        agent.restart_with_fault(None)?;
+        let status = agent.wait().await?;
+        ensure!(!status.success(), "it started without its manifests");
+        ensure!(
+            agent.log()?.contains("is not there"),
+            "{}",
+            agent.log_tail()
+        );
+        std::fs::rename(&away, agent.manifests())?;
+        agent.restart().await?;
+        stands(agent, "stays").await
     })
     .await
     .unwrap();

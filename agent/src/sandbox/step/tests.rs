@@ -171,6 +171,7 @@ fn a_shorter_time_to_live_counts_at_once_and_a_longer_one_saves() {
         };
         Event::Changed {
             generation: 2,
+            manifest: None,
             object: Box::new(running.object.clone()),
             spec: Box::new(spec),
         }
@@ -193,6 +194,7 @@ fn a_change_of_anything_else_is_not_taken_over() {
     };
     let changed = Event::Changed {
         generation: 2,
+        manifest: None,
         object: Box::new(running.object.clone()),
         spec: Box::new(spec),
     };
