@@ -209,6 +209,10 @@ impl Cgroups for Groups {
                 v2::oom_group(&group, false)?;
             }
         }
+        if let Some(pids) = budget.pids {
+            let (_, group) = self.controlled("pids", None)?;
+            file::hold(&group.join("pids.max"), &pids.to_string())?;
+        }
         let Some(millis) = budget.cpu_request_millis else {
             return Ok(());
         };

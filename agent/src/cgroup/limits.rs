@@ -25,6 +25,8 @@ pub struct Limits {
 pub struct Budget {
     /// Hard memory limit in bytes, rounded down to whole pages.
     pub memory: u64,
+    /// Host processes and threads; None leaves them without a common limit.
+    pub pids: Option<u32>,
     /// Thousandths of a core that count against everything else on the machine when it is busy; None leaves the kernel's default (1000).
     pub cpu_request_millis: Option<u32>,
 }

@@ -496,6 +496,7 @@ fn the_budget_of_all_evicts() {
     let scene = Scene::new();
     let budget = |memory| Budget {
         memory,
+        pids: Some(5_000),
         cpu_request_millis: Some(4000),
     };
     scene.groups.set_budget(&budget(512 * MIB)).unwrap();
@@ -537,6 +538,7 @@ fn the_budget_is_held_where_it_is_written() {
     let scene = Scene::new();
     let budget = |memory| Budget {
         memory,
+        pids: Some(5_000),
         cpu_request_millis: Some(3000),
     };
     scene.groups.set_budget(&budget(256 * MIB + 1)).unwrap();

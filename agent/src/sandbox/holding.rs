@@ -90,12 +90,13 @@ impl Shared {
 
     /// Under the lock to the end: two that post at once post in the order in which they hold it, and the newest record wins.
     fn post(&self, holding: &mut Holding, record: &SandboxRecord) {
-        let status = view::status(
-            record,
-            &holding.beside,
-            &holding.conditions,
-            clock::now().wall,
-        );
+        let now = if holding.conditions.is_empty() {
+            // Shown for the first time by this agent, but perhaps not by the first.
+            view::since(record)
+        } else {
+            clock::now().wall
+        };
+        let status = view::status(record, &holding.beside, &holding.conditions, now);
         holding.conditions.clone_from(&status.conditions);
         holding.record = Some(record.clone());
         let sessions = holding.sessions.clone();

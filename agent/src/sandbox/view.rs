@@ -50,6 +50,15 @@ pub fn status(
     }
 }
 
+/// Since when it stands as the record tells, as far as that tells.
+pub fn since(record: &SandboxRecord) -> Timestamp {
+    match &record.state {
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => record.bound.wall,
+        State::Running { started, .. } | State::Stopping { started, .. } => started.wall,
+        State::Ending { termination, .. } | State::Ended { termination } => termination.finished_at,
+    }
+}
+
 fn phase(state: &State) -> Phase {
     match state {
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => Phase::Starting,

@@ -44,7 +44,7 @@ use crate::usage::Sampler;
 use crate::{api, clock, preflight};
 
 pub use options::Options;
-use options::{beside_us, budget, mirrors, targets};
+use options::{beside_us, budget, mirrors, process_budget, targets};
 
 /// How long an earlier agent's lock is waited for, and how often it is asked for.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -218,6 +218,7 @@ async fn prepare(options: &Options) -> Result<(Arc<Node>, Supervisor)> {
     let cgroups: Arc<dyn Cgroups> = Arc::new(Groups::open(&options.cgroup_parent)?);
     cgroups.set_budget(&cgroup::Budget {
         memory: budget.memory,
+        pids: Some(process_budget()?),
         cpu_request_millis: None,
     })?;
 

@@ -82,6 +82,18 @@ pub(super) fn budget(options: &Options) -> Result<Budget> {
     Ok(Budget { memory, cpu_millis })
 }
 
+/// Processes and threads that all sandboxes together may have: three quarters of what the kernel can number or has room for, so that
+/// they can never keep the node from starting its own. Sources: `proc_sys_kernel(5)`, `pid_max` and `threads-max`.
+pub(super) fn process_budget() -> Result<u32> {
+    let read = |name: &str| -> Result<u32> {
+        let path = format!("/proc/sys/kernel/{name}");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        text.trim().parse().with_context(|| format!("read {path}"))
+    };
+    let all = read("pid_max")?.min(read("threads-max")?);
+    Ok(all / 4 * 3)
+}
+
 pub(super) fn targets(texts: &[String]) -> Result<Vec<Target>> {
     texts
         .iter()

@@ -19,6 +19,7 @@ impl TestGroups {
             Arc::new(Groups::open(&parent).expect("this test needs root and control groups"));
         let budget = Budget {
             memory: 8 << 30,
+            pids: Some(5_000),
             cpu_request_millis: None,
         };
         groups

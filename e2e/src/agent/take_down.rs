@@ -53,13 +53,11 @@ impl Agent {
             // Children before parents.
             folders.sort_by_key(|folder| std::cmp::Reverse(folder.components().count()));
             for folder in folders {
-                match std::fs::remove_dir(&folder) {
-                    Err(problem) if problem.kind() == ErrorKind::ResourceBusy => return Ok(false),
-                    removed => {
-                        removed
-                            .with_context(|| format!("remove the group {}", folder.display()))?;
-                    }
+                let removed = std::fs::remove_dir(&folder);
+                if matches!(&removed, Err(problem) if problem.kind() == ErrorKind::ResourceBusy) {
+                    return Ok(false);
                 }
+                removed.with_context(|| format!("remove the group {}", folder.display()))?;
             }
         }
         Ok(true)
