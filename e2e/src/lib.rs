@@ -24,7 +24,7 @@ pub mod deadline;
 pub mod dump;
 pub mod image;
 pub mod level;
-mod process;
+pub mod process;
 pub mod registry;
 pub mod session;
 pub mod trial;

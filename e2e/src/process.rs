@@ -18,17 +18,22 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
 
 /// A file that the build made: its variable, its folder below cargo's target folder, its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Built {
+pub enum Built {
+    /// `cloche-agent`.
     Agent,
+    /// `kubectl-sandbox`.
     Cli,
+    /// `runsc`.
     Runsc,
+    /// `cloche-init`, static.
     Init,
+    /// The folder of local images.
     Images,
 }
 
 impl Built {
     /// Where it is: by its variable, else where cargo and `cargo xtask artifacts` put it.
-    pub(crate) fn path(self) -> Result<PathBuf> {
+    pub fn path(self) -> Result<PathBuf> {
         let (variable, folder, name) = match self {
             Self::Agent => ("CLOCHE_AGENT", "debug", "cloche-agent"),
             Self::Cli => ("CLOCHE_CLI", "debug", "kubectl-sandbox"),

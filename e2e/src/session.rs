@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use crate::agent::Agent;
-use crate::client::key;
+use crate::client::{Client, key};
 use crate::deadline::within;
 
 /// A command without a terminal or stdin.
@@ -54,9 +54,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens; the refusal as gRPC gives it.
+    /// Opens on a connection of its own; the refusal as gRPC gives it.
     pub async fn open(
         agent: &Agent,
+        name: &str,
+        open: Open,
+    ) -> Result<Result<Self, tonic::Status>> {
+        Self::open_on(&mut agent.client().await?, name, open).await
+    }
+
+    /// The same on a connection that is there already.
+    pub async fn open_on(
+        client: &mut Client,
         name: &str,
         open: Open,
     ) -> Result<Result<Self, tonic::Status>> {
@@ -70,7 +79,6 @@ impl Session {
             kind: Some(Ask::Open(open)),
         });
         ensure!(sent.await.is_ok(), "the request channel is closed");
-        let mut client = agent.client().await?;
         let mut replies = match client.grpc().session(ReceiverStream::new(receiver)).await {
             Ok(response) => response.into_inner(),
             Err(status) => return Ok(Err(status)),

@@ -11,14 +11,16 @@ use crate::workspace::Workspace;
 const CRDS: &str = "cloche-crds";
 const PROTO: &str = "cloche-proto";
 const GUEST: &str = "cloche-init";
+const AGENT: &str = "cloche-agent";
 const BINARIES: &[&str] = &[
-    "cloche-agent",
+    AGENT,
     "cloche-cli",
     "cloche-gateway",
     "cloche-netd",
     "cloche-operator",
 ];
 const END_TO_END: &str = "cloche-e2e";
+const BENCH: &str = "cloche-bench";
 const XTASK: &str = "xtask";
 
 /// What a crate, built alone, must not bring along, and why.
@@ -105,6 +107,7 @@ fn allowed(name: &str) -> Option<Vec<&'static str>> {
     match name {
         CRDS | PROTO | XTASK => Some(Vec::new()),
         GUEST => Some(vec![PROTO]),
+        BENCH => Some(vec![CRDS, PROTO, AGENT, END_TO_END]),
         END_TO_END => Some([&[CRDS, PROTO, GUEST], BINARIES].concat()),
         _ if BINARIES.contains(&name) => Some(vec![CRDS, PROTO]),
         _ => None,
@@ -192,6 +195,17 @@ mod tests {
                 END_TO_END,
                 &[XTASK],
                 &["cloche-e2e: must not depend on xtask"],
+            ),
+            (BENCH, &[PROTO, AGENT, END_TO_END], &[]),
+            (
+                BENCH,
+                &["cloche-cli"],
+                &["cloche-bench: must not depend on cloche-cli"],
+            ),
+            (
+                END_TO_END,
+                &[BENCH],
+                &["cloche-e2e: must not depend on cloche-bench"],
             ),
             (XTASK, &[CRDS], &["xtask: must not depend on cloche-crds"]),
             (

@@ -1,6 +1,7 @@
 //! Every chore of the repository.
 
 mod artifact;
+mod bench;
 mod clock;
 mod command;
 mod dependency;
@@ -37,6 +38,8 @@ enum Chore {
         #[arg(long, value_name = "LANE")]
         only: Vec<Lane>,
     },
+    /// Measures the released agent beside the same work done by bare calls.
+    Bench(bench::Options),
     /// Makes runsc, cloche-init and the test images, and says where they are.
     Artifacts,
     /// Checks which crates depend on which.
@@ -64,6 +67,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
     match chore {
         Chore::Try => trial::run(&workspace)?,
         Chore::Test { only } => return Ok(lane::run(&workspace, &only)),
+        Chore::Bench(options) => bench::run(&workspace, &options)?,
         Chore::Artifacts => {
             package::install(package::IMAGES)?;
             for (name, path) in artifact::build(&workspace)?.environment() {

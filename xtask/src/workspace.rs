@@ -54,4 +54,8 @@ impl Workspace {
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.target.join("debug").join(name)
     }
+    /// A program of the release build.
+    pub(crate) fn released(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(name)
+    }
 }

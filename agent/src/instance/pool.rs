@@ -16,7 +16,7 @@ use super::Shape;
 use super::plan::{Held, Refill, Target, refill};
 
 /// Instances that are made at the same time: with more the kernel's locks cost more than the second processor gains.
-const MAKERS: usize = 4;
+pub const MAKERS: usize = 4;
 /// Pause after a refill that failed; a claim tries again at once.
 const BACKOFF: Duration = Duration::from_secs(5);
 
