@@ -244,7 +244,6 @@ fn manifest(name: &str, mebibytes: u64) -> String {
                 "limits": {"cpu": "1", "memory": format!("{mebibytes}Mi")},
                 "requests": {"cpu": "100m", "memory": "32Mi"},
             },
-            "lifecycle": {"terminationGracePeriodSeconds": 0},
         },
     })
     .to_string()

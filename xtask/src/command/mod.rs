@@ -26,6 +26,18 @@ const DEFAULT_LIMIT: Duration = Duration::from_mins(10);
 /// What is kept of a captured output.
 const CAPTURE_LIMIT: usize = 64 << 20;
 
+/// What `cargo xtask` sets for xtask itself. Build scripts ask for them (ring's), so that a cargo which inherits them builds
+/// again what one that was started by hand has built, and the other way round.
+const OWN: [&str; 7] = [
+    "CARGO_MANIFEST_DIR",
+    "CARGO_MANIFEST_LINKS",
+    "CARGO_PKG_NAME",
+    "CARGO_PKG_VERSION_MAJOR",
+    "CARGO_PKG_VERSION_MINOR",
+    "CARGO_PKG_VERSION_PATCH",
+    "CARGO_PKG_VERSION_PRE",
+];
+
 /// Takes a piece of output.
 type Sink<'a> = &'a mut dyn FnMut(&[u8]);
 
@@ -166,6 +178,9 @@ impl Command {
     #[allow(clippy::disallowed_methods)]
     fn prepare(&self) -> std::process::Command {
         let mut command = std::process::Command::new(&self.program);
+        for name in OWN {
+            command.env_remove(name);
+        }
         command
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
@@ -376,6 +391,15 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.ends_with("exit status: 4 before ready"), "{error}");
+    }
+
+    #[test]
+    fn what_cargo_told_of_xtask_is_not_handed_on() {
+        let print = "echo ${CARGO_PKG_NAME:-none} ${CARGO_MANIFEST_DIR:-none}";
+        assert_eq!(shell(print).text().unwrap(), "none none\n");
+        // Where a caller means another package's, it counts.
+        let other = shell(print).env("CARGO_PKG_NAME", "b").text().unwrap();
+        assert_eq!(other, "b none\n");
     }
 
     #[test]
