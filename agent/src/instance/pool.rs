@@ -14,9 +14,13 @@ use tokio_util::task::TaskTracker;
 
 use super::Shape;
 use super::plan::{Held, Refill, Target, refill};
+use crate::clock::{boot_time, sleep_until};
 
 /// Instances that are made at the same time: with more the kernel's locks cost more than the second processor gains.
 pub const MAKERS: usize = 4;
+/// So long after a claim no refill begins: the sandbox that claimed is being started, and each step of a refill takes as much of
+/// the processor as that does (seen: some 20 ms became 75). Further claims do not prolong it, so that they cannot keep the pool empty.
+const REST: Duration = Duration::from_millis(100);
 /// Pause after a refill that failed; a claim tries again at once.
 const BACKOFF: Duration = Duration::from_secs(5);
 
@@ -67,7 +71,18 @@ struct Inner<W: Workshop> {
 struct Shelves<I> {
     by_shape: HashMap<Shape, Shelf<I>>,
     waiting: usize,
+    /// In boot time: no refill begins before.
+    rest_until: Duration,
     closed: bool,
+}
+
+impl<I> Shelves<I> {
+    /// A sandbox has got its instance and starts now.
+    fn rest(&mut self, now: Duration) {
+        if self.rest_until <= now {
+            self.rest_until = now + REST;
+        }
+    }
 }
 
 struct Shelf<I> {
@@ -103,6 +118,7 @@ impl<W: Workshop> Pool<W> {
             shelves: Mutex::new(Shelves {
                 by_shape: HashMap::new(),
                 waiting: 0,
+                rest_until: Duration::ZERO,
                 closed: false,
             }),
             changed: Notify::new(),
@@ -125,13 +141,14 @@ impl<W: Workshop> Pool<W> {
     pub async fn run(self, cancel: CancellationToken) {
         while !cancel.is_cancelled() {
             let pause = match self.next_step() {
-                Some((shape, Refill::Make)) => self.make_one(&shape).await,
-                Some((shape, Refill::Start)) => self.start_one(&shape).await,
-                None => {
+                Ok((shape, Refill::Make)) => self.make_one(&shape).await,
+                Ok((shape, Refill::Start)) => self.start_one(&shape).await,
+                Err(rest) => {
                     tokio::select! {
-                        // Both are cancel safe.
+                        // All are cancel safe.
                         () = cancel.cancelled() => {}
                         () = self.0.changed.notified() => {}
+                        () = sleep_until(rest) => {}
                     }
                     Duration::ZERO
                 }
@@ -147,9 +164,13 @@ impl<W: Workshop> Pool<W> {
         self.close().await;
     }
 
-    fn next_step(&self) -> Option<(Shape, Refill)> {
+    /// The next refill; where there is none, the boot time at which to look again even if nothing changes.
+    fn next_step(&self) -> Result<(Shape, Refill), Option<Duration>> {
         let shelves = self.shelves();
-        self.0.targets.iter().find_map(|target| {
+        if shelves.rest_until > boot_time() {
+            return Err(Some(shelves.rest_until));
+        }
+        let step = self.0.targets.iter().find_map(|target| {
             let held = shelves
                 .by_shape
                 .get(&target.shape)
@@ -160,7 +181,8 @@ impl<W: Workshop> Pool<W> {
                     starting: shelf.starting,
                 });
             refill(target, held, shelves.waiting).map(|step| (target.shape.clone(), step))
-        })
+        });
+        step.ok_or(None)
     }
 
     fn take(&self, shape: &Shape) -> Taken<W::Instance> {
@@ -173,6 +195,9 @@ impl<W: Workshop> Pool<W> {
                 started.or_else(created).unwrap_or(Taken::Nothing)
             }
         };
+        if matches!(taken, Taken::Started(_)) {
+            shelves.rest(boot_time());
+        }
         drop(shelves);
         self.0.changed.notify_one();
         taken
@@ -189,7 +214,11 @@ impl<W: Workshop> Pool<W> {
         self.shelves().waiting += 1;
         self.0.finishing.spawn(async move {
             let outcome = pool.finish_inner(&shape, made).await;
-            pool.shelves().waiting -= 1;
+            {
+                let mut shelves = pool.shelves();
+                shelves.waiting -= 1;
+                shelves.rest(boot_time());
+            }
             pool.0.changed.notify_one();
             if let Err(Ok(orphan)) = deliver.send(outcome) {
                 pool.0.workshop.destroy(orphan).await;

@@ -175,3 +175,38 @@ async fn a_failure_reaches_the_claim_that_asked() {
     let (pool, _cancel, _running) = pool(&fake, 0, 1);
     assert!(pool.claim(&shape()).await.is_err());
 }
+
+#[test]
+fn further_claims_do_not_prolong_a_rest() {
+    let mut shelves = Shelves::<()> {
+        by_shape: HashMap::new(),
+        waiting: 0,
+        rest_until: Duration::ZERO,
+        closed: false,
+    };
+    let begin = Duration::from_secs(7);
+    for (claimed, until) in [
+        (begin, begin + REST),
+        (begin + REST / 2, begin + REST),
+        (begin + REST, begin + REST * 2),
+    ] {
+        shelves.rest(claimed);
+        assert_eq!(shelves.rest_until, until);
+    }
+}
+
+#[tokio::test]
+async fn what_was_claimed_has_the_processor_before_a_refill() {
+    let fake = Fake::new();
+    let (pool, cancel, running) = pool(&fake, 0, 2);
+    fake.settled(2, 2).await;
+    let claimed_at = boot_time();
+    let claimed = pool.claim(&shape()).await.unwrap();
+    fake.settled(3, 3).await;
+    let rested = boot_time().saturating_sub(claimed_at);
+    assert!(rested >= REST, "{rested:?}");
+    fake.kill(&claimed);
+    cancel.cancel();
+    running.await.unwrap();
+    fake.settled(0, 0).await;
+}
