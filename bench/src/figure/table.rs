@@ -2,8 +2,8 @@
 
 use super::{Figure, Samples};
 
-const HEAD: [&str; 10] = [
-    "figure", "unit", "n", "min", "median", "p95", "raw", "ratio", "goal", "met",
+const HEAD: [&str; 11] = [
+    "figure", "unit", "n", "min", "median", "p95", "raw min", "raw", "ratio", "goal", "met",
 ];
 
 /// One line for each figure, columns aligned.
@@ -22,7 +22,7 @@ pub(crate) fn table(figures: &[Figure]) -> String {
             .enumerate()
             .map(|(at, (cell, width))| match at {
                 // Names to the left, numbers to the right.
-                0 | 1 | 9 => format!("{cell:<width$}"),
+                0 | 1 | 10 => format!("{cell:<width$}"),
                 _ => format!("{cell:>width$}"),
             })
             .collect();
@@ -49,6 +49,7 @@ fn line(figure: &Figure) -> [String; HEAD.len()] {
         number(figure.measured.least()),
         number(median),
         number(figure.measured.percentile(95)),
+        or_dash(figure.raw.as_ref().map(Samples::least)),
         or_dash(raw),
         or_dash(raw.filter(|raw| *raw > 0.0).map(|raw| median / raw)),
         or_dash(figure.bound()),
@@ -65,14 +66,14 @@ mod tests {
     #[test]
     fn columns_are_aligned_and_what_is_missing_is_a_dash() {
         let figures = [
-            figure(Goal::AboveRaw(5.0), &[12.0, 10.0, 11.0], &[4.0]),
+            figure(Goal::AboveRaw(5.0), &[12.0, 10.0, 11.0], &[4.0, 3.0, 5.0]),
             figure(Goal::None, &[100.0], &[]),
         ];
         assert_eq!(
             table(&figures),
-            "figure         unit  n     min  median     p95   raw  ratio  goal  met\n\
-             start.started  ms    3   10.00   11.00   12.00  4.00   2.75  9.00  NO\n\
-             start.started  ms    1  100.00  100.00  100.00     -      -     -  -\n"
+            "figure         unit  n     min  median     p95  raw min   raw  ratio  goal  met\n\
+             start.started  ms    3   10.00   11.00   12.00     3.00  4.00   2.75  9.00  NO\n\
+             start.started  ms    1  100.00  100.00  100.00        -     -      -     -  -\n"
         );
     }
 }
