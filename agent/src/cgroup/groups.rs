@@ -14,6 +14,10 @@ use super::{
     OomLimit, Version, detect, file, oom_limit, oom_lines, v1, v2,
 };
 
+/// So often a list is read before a process without a number in it counts as one of another pid namespace: one that is being
+/// reaped has none for a moment, too (seen once in some hundred sandboxes that were killed on a busy machine).
+const LOOKS: u32 = 100;
+
 /// Groups below one parent, in every hierarchy. Holds no state but the layout: the kernel is the truth.
 #[derive(Clone, Debug)]
 pub struct Groups {
@@ -295,16 +299,7 @@ impl Cgroups for Groups {
         for group in self.directories(name)? {
             for group in file::subtree(&group)? {
                 let path = group.join("cgroup.procs");
-                let Some(text) = file::read_if_there(&path)? else {
-                    continue;
-                };
-                for line in text.lines() {
-                    match line.parse::<i32>() {
-                        Ok(0) => return Err(CgroupError::ForeignProcess(path)),
-                        Ok(pid) => found.insert(pid),
-                        Err(_) => return Err(file::malformed(&path, line)),
-                    };
-                }
+                found.extend(members(&path, || file::read_if_there(&path))?);
             }
         }
         Ok(found.into_iter().collect())
@@ -367,6 +362,25 @@ impl Cgroups for Groups {
     }
 }
 
+/// The processes in the list at `path`, which `read` reads; `None`: the group is not there.
+fn members(
+    path: &Path,
+    mut read: impl FnMut() -> Result<Option<String>, CgroupError>,
+) -> Result<Vec<i32>, CgroupError> {
+    for _ in 0..LOOKS {
+        let text = read()?.unwrap_or_default();
+        let pids = text
+            .lines()
+            .map(|line| line.parse().map_err(|_| file::malformed(path, line)))
+            .collect::<Result<Vec<i32>, _>>()?;
+        if !pids.contains(&0) {
+            return Ok(pids);
+        }
+        std::thread::yield_now();
+    }
+    Err(CgroupError::ForeignProcess(path.to_owned()))
+}
+
 /// Names come from records on disk and become paths: no separators, no dots (`..`, and files of the kernel have one), bounded.
 fn valid(name: &str) -> Result<&str, CgroupError> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -378,7 +392,7 @@ fn valid(name: &str) -> Result<&str, CgroupError> {
 }
 
 #[cfg(test)]
-mod names {
+mod tests {
     use super::*;
 
     #[test]
@@ -405,5 +419,23 @@ mod names {
         for name in ["a", "i-0123_X", &"a".repeat(64)] {
             assert_eq!(valid(name).unwrap(), name);
         }
+    }
+
+    #[test]
+    fn a_process_without_a_number_is_foreign_only_if_it_stays() {
+        let path = Path::new("/g/cgroup.procs");
+        let mut looks = ["12\n0\n", "0\n", "7\n12\n"].into_iter();
+        let found = members(path, || Ok(looks.next().map(str::to_owned)));
+        assert_eq!(found.unwrap(), [7, 12]);
+        assert_eq!(members(path, || Ok(None)).unwrap(), [0; 0]);
+        let mut count = 0;
+        let stays = members(path, || {
+            count += 1;
+            Ok(Some("7\n0\n".to_owned()))
+        });
+        assert!(matches!(stays, Err(CgroupError::ForeignProcess(at)) if at == path));
+        assert_eq!(count, LOOKS);
+        let wrong = members(path, || Ok(Some("x\n".to_owned())));
+        assert!(matches!(wrong, Err(CgroupError::File { .. })));
     }
 }
