@@ -1,7 +1,7 @@
 //! Named points at which a test can kill the agent: `CLOCHE_FAULT=NAME` or `NAME:N` (the N-th time it is passed, from 1).
 //!
 //! Compiled to nothing without the feature `fault-points`. With it, reaching the named point is `kill -9` of oneself: no
-//! destructor, no flush, no handler runs.
+//! destructor, no flush, no handler runs. The log tells each passage at the level trace: when each step of a start was done.
 
 /// Passes the point `name`.
 #[cfg(not(feature = "fault-points"))]
@@ -25,6 +25,7 @@ pub fn point(name: &'static str) {
     });
     static PASSED: AtomicU32 = AtomicU32::new(0);
 
+    tracing::trace!(point = name, "passed");
     let Some((armed, at)) = ARMED.as_ref() else {
         return;
     };

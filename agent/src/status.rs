@@ -22,6 +22,8 @@ use crate::source::{Folder, FolderError, InvalidManifest, MAX_NAME};
 pub const ENDING: &str = ".status.yaml";
 /// Most bytes of a status file that is compared with what is to be written; a larger one is not ours and is replaced.
 const MAX_STATUS: usize = 256 * 1024;
+/// How long changes are gathered before files are written.
+const GATHER: Duration = Duration::from_millis(20);
 /// When a file that could not be written is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -217,7 +219,10 @@ impl Publisher {
             // Cancel safe: each arm only waits.
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = self.news.notified() => {}
+                () = self.news.notified() => {
+                    // A sandbox that starts changes several times in this; the last is what counts.
+                    tokio::time::sleep(GATHER).await;
+                }
                 () = tokio::time::sleep(RETRY), if failed => {}
             }
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::Record;
+use crate::ledger::{Outlasts, Record};
 use crate::sys::ProcessId;
 
 /// What is fixed when an instance is made: two sandboxes of one shape can take each other's.
@@ -42,6 +42,11 @@ pub struct InstanceRecord {
 impl Record for InstanceRecord {
     const KIND: &'static str = "instance";
     const VERSION: u32 = 1;
+
+    /// An instance does not outlast the kernel either.
+    fn outlasts(&self) -> Outlasts {
+        Outlasts::Agent
+    }
 }
 
 /// How far an instance's making came.

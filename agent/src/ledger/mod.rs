@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A write goes to a temporary file, is synced, renamed over the old record, and the folder is synced: after `kill -9` or a
-//! power cut a record is the old one or the new one, whole. An unreadable record is quarantined and reported; it never stops
+//! power cut a record is the old one or the new one, whole. Where a record need not outlast a power cut ([`Outlasts`]), syncs are left
+//! out; one that is found empty then was never written. An unreadable record is quarantined and reported; it never stops
 //! the agent. One of a newer version does: it is whole, and an agent that went on without it would run its sandbox again.
 
 #[cfg(test)]
@@ -18,7 +19,7 @@ use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-pub use record::{Record, RecordError};
+pub use record::{Outlasts, Record, RecordError};
 
 /// Longest record file that is read, in bytes: far beyond the largest valid object.
 const MAX_RECORD: u64 = 4 * 1024 * 1024;
@@ -133,7 +134,7 @@ impl<R: Record> Ledger<R> {
         self.dir.join(id)
     }
 
-    /// Writes the record of `id`, durable when it returns.
+    /// Writes the record of `id`; when it returns it outlasts what it has to.
     pub async fn write(&self, id: &str, record: &R) -> Result<(), LedgerError> {
         check_id(id)?;
         let folder = self.folder(id);
@@ -141,8 +142,9 @@ impl<R: Record> Ledger<R> {
             path: folder.join(FILE),
             source,
         })?;
+        let outlasts = record.outlasts();
         blocking("write", folder.join(FILE), move || {
-            write_durably(&folder, &bytes)
+            replace(&folder, &bytes, outlasts)
         })
         .await
     }
@@ -255,14 +257,20 @@ fn make_private(dir: &Path) -> io::Result<()> {
         .create(dir)
 }
 
-fn write_durably(folder: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace(folder: &Path, bytes: &[u8], outlasts: Outlasts) -> io::Result<()> {
     make_private(folder)?;
     let temporary = folder.join(TEMPORARY);
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
+    if outlasts != Outlasts::Agent {
+        // Or the rename could reach the disk before the content.
+        file.sync_data()?;
+    }
     fs::rename(&temporary, folder.join(FILE))?;
-    File::open(folder)?.sync_all()
+    match outlasts {
+        Outlasts::Agent | Outlasts::AgentOrTheOneBefore => Ok(()),
+        Outlasts::PowerCut => File::open(folder)?.sync_all(),
+    }
 }
 
 fn read<R: Record>(path: &Path) -> Result<Option<R>, LedgerError> {
@@ -280,6 +288,9 @@ fn read<R: Record>(path: &Path) -> Result<Option<R>, LedgerError> {
         path: path.to_owned(),
         source,
     };
+    if length == 0 {
+        return Ok(None);
+    }
     if length > MAX_RECORD {
         return Err(content(RecordError::TooLong { length }));
     }
@@ -358,9 +369,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ledger = Ledger::<Thing>::open(dir.path()).unwrap();
         ledger.write("good", &thing("g")).await.unwrap();
-        let bad: [(&str, &[u8]); 4] = [
+        let bad: [(&str, &[u8]); 3] = [
             ("cut", br#"{"version": 2, "reco"#),
-            ("empty", b""),
             (
                 "other",
                 br#"{"version": 2, "kind": "wolf", "record": {"name": "x"}}"#,
@@ -406,11 +416,15 @@ mod tests {
         ledger.write("a", &thing("old")).await.unwrap();
         fs::write(dir.path().join("a").join(TEMPORARY), b"{\"vers").unwrap();
         fs::create_dir(dir.path().join("never-written")).unwrap();
+        // What a power cut leaves of a record that was not synced.
+        fs::create_dir(dir.path().join("empty")).unwrap();
+        fs::write(dir.path().join("empty").join(FILE), b"").unwrap();
         assert_eq!(
             ledger.load().unwrap().records,
             [("a".to_owned(), thing("old"))]
         );
         assert!(!dir.path().join("never-written").exists());
+        assert!(!dir.path().join("empty").exists());
     }
 
     #[tokio::test]

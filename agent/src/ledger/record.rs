@@ -10,6 +10,11 @@ pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Version of the form that this build writes, counted from 1.
     const VERSION: u32;
 
+    /// What it has to outlast.
+    fn outlasts(&self) -> Outlasts {
+        Outlasts::PowerCut
+    }
+
     /// A record of an older `version` in the form of the next one, step by step up to [`Self::VERSION`]. Called only for
     /// versions below it.
     fn migrate(version: u32, value: serde_json::Value) -> Result<serde_json::Value, RecordError> {
@@ -20,6 +25,17 @@ pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
             newest: Self::VERSION,
         })
     }
+}
+
+/// What a record has to outlast. Any outlasts `kill -9` of the agent; a sync costs a start more than most of its steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlasts {
+    /// The agent alone: after a power cut it may be missing or empty, which says the same as the record.
+    Agent,
+    /// After a power cut it may be the one before, whole.
+    AgentOrTheOneBefore,
+    /// A power cut, too.
+    PowerCut,
 }
 
 /// Content that is not a record.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Now;
 use crate::image::{Digest, ImageConfig};
-use crate::ledger::Record;
+use crate::ledger::{Outlasts, Record};
 
 /// A sandbox's record in the ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,21 @@ pub struct SandboxRecord {
 impl Record for SandboxRecord {
     const KIND: &'static str = "sandbox";
     const VERSION: u32 = 1;
+
+    /// After a reboot what had not been asked for begins anew, with or without its record; and what had been is lost, whether it is
+    /// known to have run or not.
+    fn outlasts(&self) -> Outlasts {
+        match self.state {
+            State::Bound | State::Claimed { .. } if !self.deleted => Outlasts::Agent,
+            State::Running { .. } => Outlasts::AgentOrTheOneBefore,
+            State::Bound
+            | State::Claimed { .. }
+            | State::MainRequested { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. }
+            | State::Ended { .. } => Outlasts::PowerCut,
+        }
+    }
 }
 
 /// The image that a sandbox runs.

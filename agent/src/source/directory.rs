@@ -250,6 +250,10 @@ impl ManifestDirectory {
                 events = inotify.next() => events.map_err(watch)?,
                 () = at(look_again_at) => Vec::new(),
             };
+            if !events.is_empty() && events.iter().all(is_of_others) {
+                // Such as our own status files, of which each change of a sandbox writes one.
+                continue;
+            }
             let directory = Arc::clone(&self);
             let handled = tokio::task::spawn_blocking(move || directory.follow(&events)).await;
             handled.map_err(|error| watch(std::io::Error::other(error)))??;
@@ -337,6 +341,12 @@ impl ManifestDirectory {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether an event is of a file in the directory that is no manifest.
+fn is_of_others(event: &InotifyEvent) -> bool {
+    let name = event.name.as_ref().and_then(|name| name.to_str());
+    name.is_some_and(|name| !is_manifest(name))
 }
 
 /// Returns at a time since boot; never where there is none.
