@@ -112,7 +112,7 @@ fn spec() -> Vec<(&'static str, Value)> {
     let mut shell = path.clone();
     shell["pattern"] = json!(r"^/([^\x00]*[^/\x00])$");
     vec![
-        ("spec", json!({"x-kubernetes-validations": immutable()})),
+        ("spec", json!({"x-kubernetes-validations": of_spec()})),
         (
             "spec.image",
             json!({"minLength": 1, "maxLength": image::MAX_LENGTH, "pattern": image_pattern()}),
@@ -270,10 +270,8 @@ fn transitions() -> Value {
 }
 
 /// All of the spec but its lifecycle is decided when the sandbox is created.
-fn immutable() -> Value {
-    FIXED
-        .iter()
-        .map(|field| {
+fn immutable() -> impl Iterator<Item = Value> {
+    FIXED.iter().map(|field| {
             json!({
                 "rule": format!(
                     "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
@@ -281,8 +279,18 @@ fn immutable() -> Value {
                 "message": "cannot change while the sandbox exists: put it back, or delete the sandbox and create it anew",
                 "fieldPath": format!(".{field}"),
             })
-        })
-        .collect()
+    })
+}
+
+/// What is said of the whole spec.
+fn of_spec() -> Value {
+    let mut rules = vec![json!({
+        "rule": "!has(self.imagePullPolicy) || !self.image.matches('^(oci|oci-archive|rootfs):')",
+        "message": "means nothing for a local image, which is looked at whenever a sandbox starts: leave it out",
+        "fieldPath": ".imagePullPolicy",
+    })];
+    rules.extend(immutable());
+    rules.into()
 }
 
 /// A quantity of a list lies between two.

@@ -13,6 +13,19 @@ pub(super) fn image(sandbox: &Sandbox) -> Vec<Violation> {
     }
 }
 
+/// `spec.imagePullPolicy` is of an image that can be pulled.
+pub(super) fn pull_policy(sandbox: &Sandbox) -> Vec<Violation> {
+    let is_local = matches!(
+        sandbox.spec.image.parse(),
+        Ok(ImageRef::OciLayout(_) | ImageRef::OciArchive(_) | ImageRef::Rootfs(_))
+    );
+    if sandbox.spec.image_pull_policy.is_none() || !is_local {
+        return Vec::new();
+    }
+    let message = "means nothing for a local image, which is looked at whenever a sandbox starts: leave it out";
+    vec![Violation::new("spec.imagePullPolicy", message)]
+}
+
 /// `spec.command` begins with a program and is of what Linux can take. Empty means absent, as in a pod.
 pub(super) fn command(sandbox: &Sandbox) -> Vec<Violation> {
     let command = sandbox.spec.command.as_deref().unwrap_or(&[]);

@@ -68,7 +68,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 18] = [
+pub const RULES: [Rule; 19] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -80,6 +80,10 @@ pub const RULES: [Rule; 18] = [
     Rule {
         name: "image",
         check: command::image,
+    },
+    Rule {
+        name: "pull-policy",
+        check: command::pull_policy,
     },
     Rule {
         name: "command",

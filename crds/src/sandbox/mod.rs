@@ -50,7 +50,7 @@ pub struct SandboxSpec {
     /// `docker.io/library/python:3.11-slim`), or, where the node has a local image directory, `oci:PATH[:TAG]`,
     /// `oci-archive:PATH[:TAG]` or `rootfs:PATH`, with PATH relative to that directory.
     pub image: String,
-    /// When the image is asked for at its registry. Default: `Always` for the tag `latest`, else `IfNotPresent`.
+    /// When the image is asked for at its registry; not for local images. Default: `Always` for the tag `latest`, else `IfNotPresent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<PullPolicy>,
     /// The main process in place of the image's entrypoint; when it exits the sandbox ends. Where command and args are both
@@ -83,7 +83,7 @@ pub struct SandboxSpec {
 /// When the image is asked for at its registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum PullPolicy {
-    /// At each start; layers that are already on the node are not fetched again.
+    /// At each start; an image that is already on the node is not fetched again.
     Always,
     /// Only where the node has not got it.
     IfNotPresent,
