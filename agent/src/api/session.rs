@@ -17,7 +17,8 @@ use crate::node::Node;
 use crate::sandbox::Cause;
 use crate::sandbox::command::{self, Request};
 use crate::session::{
-    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
+    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, StdinError,
+    Stream, Until,
 };
 use crate::source::SandboxKey;
 use crate::told::chain;
@@ -272,7 +273,7 @@ async fn stdin_offset(session: &Session) -> u64 {
         .map_or(0, |stdin| stdin.accepted)
 }
 
-/// Takes the client's requests; a refusal of one is told and ends the stream.
+/// Takes the client's requests; the refusal of one that breaks the protocol is told and ends the stream.
 async fn take(
     session: &Session,
     requests: &mut Streaming<pb::SessionRequest>,
@@ -300,8 +301,14 @@ async fn take(
             None => Ok(()),
         };
         match done {
-            // It ended while this was on its way: its end is told anyway.
-            Ok(()) | Err(SessionError::Ended { .. }) => {}
+            // It ended or closed its stdin while this was on its way, which is told anyway; or it has no terminal to be resized,
+            // which a client that attaches cannot know. None of this is a reason to lose the command's end.
+            Ok(())
+            | Err(
+                SessionError::Ended { .. }
+                | SessionError::NoTerminal { .. }
+                | SessionError::Stdin(StdinError::Closed),
+            ) => {}
             Err(error) => {
                 drop(sender.send(Err(status(&error))).await);
                 return;

@@ -3,7 +3,7 @@
 //!
 //! Queues and what happens when they are full:
 //! - requests of handles: [`REQUESTS`]; the handle waits.
-//! - frames to the holder: bounded by the epoch's outbox; signals are refused, all else waits as a level.
+//! - frames to the holder: bounded by the epoch's outbox; what does not fit waits as a level, signals once per number.
 //! - output for the logs: one batch in flight and one of [`BATCH`] bytes; then the pipe is not read, so the holder blocks, so
 //!   the command does.
 

@@ -270,7 +270,8 @@ impl Session {
     }
 
     /// Sends a signal, 1 to 64, as a key press would: to the foreground process group of its terminal; without one, to the
-    /// command's process group. An error tells that it was not sent; one that is sent is lost if the channel breaks.
+    /// command's process group. While init cannot be talked to it waits, once per number; one that is on its way is lost if the
+    /// channel breaks.
     pub async fn signal(&self, signal: i32) -> Result<(), SessionError> {
         if !(1..=64).contains(&signal) {
             return Err(SessionError::BadSignal { signal });

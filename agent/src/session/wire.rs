@@ -185,6 +185,8 @@ pub(super) struct Wire {
     pub(super) kill: bool,
     /// Tell the command to end; stays until it has.
     pub(super) terminate: bool,
+    /// Signals that were not sent yet, each once.
+    pub(super) signals: Vec<i32>,
     /// The terminal's size where it was changed; sent again in every epoch.
     pub(super) size: Option<TerminalSize>,
     /// No report of it has come in this epoch.
@@ -209,6 +211,7 @@ impl Wire {
             stdin: Stdin::new(stdin),
             kill: false,
             terminate: false,
+            signals: Vec::new(),
             size: None,
             unreported: true,
             queued: false,

@@ -144,6 +144,7 @@ async fn bytes(agent: &Agent) -> Result<()> {
     )
     .await?;
     ensure!(echoed.status.success() && echoed.stdout == done.stdout);
+    unread(agent).await?;
 
     let size = |rows, columns| Some(TerminalSize { rows, columns });
     let open = Open {
@@ -170,5 +171,38 @@ async fn bytes(agent: &Agent) -> Result<()> {
     let script = ["sh", "-c", "test -t 1 && stty size"];
     let done = exec(agent, &["-t"], &script).await?;
     ensure!(done.status.success(), "{done:?}");
+    Ok(())
+}
+
+/// Input that nobody reads, and requests that mean nothing to the command, do not cost its end.
+async fn unread(agent: &Agent) -> Result<()> {
+    let input = b"line\n".repeat(600_000);
+    for (command, code, says) in [
+        (&["head", "-n", "1"][..], 0, "line\n"),
+        (&["sh", "-c", "exec <&-; sleep 1; exit 3"], 3, ""),
+    ] {
+        let arguments = [&["exec", "box", "-i", "--"], command].concat();
+        let fed = agent.kubectl_fed(&arguments, &input);
+        let done = within(LIMIT, "the command returns", fed).await?;
+        ensure!(
+            done.status.code() == Some(code)
+                && text(&done.stdout) == says
+                && done.stderr.is_empty(),
+            "{command:?}: {done:?}"
+        );
+    }
+    let open = Open {
+        command: Some(shell(
+            "trap 'exit 4' USR1; echo ready; while :; do sleep 0.05; done",
+        )),
+        ..Open::default()
+    };
+    let mut session = Session::open(agent, "box", open).await??;
+    session.resize(40, 120).await?;
+    let ready = |session: &Session| session.stdout == b"ready\n";
+    session.until("it is ready", LIMIT, ready).await?;
+    session.signal(10).await?;
+    let exit = session.end(LIMIT).await?;
+    ensure!(exit.code == 4, "{exit:?}");
     Ok(())
 }

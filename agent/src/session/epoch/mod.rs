@@ -27,8 +27,6 @@ use super::wire::{Hold, Violation, Wire};
 pub(in crate::session) const STRIKES: u32 = 16;
 /// Levels (acknowledgements, stdin, creates) are turned into frames while less than this waits to be written, in bytes.
 const OUTBOX_LOW: usize = 256 * 1024;
-/// Signals are refused while more than this waits to be written, in bytes.
-const OUTBOX_HIGH: usize = 1024 * 1024;
 
 /// Output that is new: to be appended to the log.
 #[derive(Debug, PartialEq, Eq)]
@@ -300,17 +298,15 @@ impl Epoch {
         }
     }
 
-    /// Sends a signal, as a key press would, in this epoch alone. False where it cannot be sent now.
-    pub(in crate::session) fn signal(&mut self, id: &CommandId, signal: i32) -> bool {
-        if !self.is_open() || self.outbox.len() > OUTBOX_HIGH {
-            return false;
+    /// Sends a signal, as a key press would: once, in this epoch or else the next. Like the kernel's own, those that wait count
+    /// once each, so there are never more than there are signals; the newest goes last, so that a SIGCONT after a SIGSTOP stays
+    /// after it.
+    pub(in crate::session) fn signal(&mut self, id: &CommandId, signal: i32) {
+        if let Some(wire) = self.sessions.get_mut(id) {
+            wire.signals.retain(|waiting| *waiting != signal);
+            wire.signals.push(signal);
+            self.enqueue(id);
         }
-        self.send(DownKind::Signal(frame::Signal {
-            command_id: id.to_string(),
-            signal,
-            scope: frame::SignalScope::Foreground as i32,
-        }));
-        true
     }
 
     /// Asks whether the holder lives; the token of the pong.
@@ -398,6 +394,13 @@ impl Epoch {
                     scope: scope as i32,
                 }));
             }
+        }
+        for signal in std::mem::take(&mut wire.signals) {
+            frames.push(DownKind::Signal(frame::Signal {
+                command_id: id.to_string(),
+                signal,
+                scope: frame::SignalScope::Foreground as i32,
+            }));
         }
         for (stream, offset) in wire.take_acks() {
             frames.push(DownKind::Ack(position(id, stream, offset)));

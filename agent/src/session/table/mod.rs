@@ -234,15 +234,12 @@ impl Table {
                 drop(reply.send(result));
             }
             Request::Signal { id, signal, reply } => {
-                let result = self.usable(&id).and_then(|()| {
-                    if self.epoch.signal(&id, signal) {
-                        // Tells whether init is there to do it.
-                        self.epoch.ping();
-                        Ok(())
-                    } else {
-                        Err(self.away())
-                    }
-                });
+                let result = self.usable(&id);
+                if result.is_ok() {
+                    self.epoch.signal(&id, signal);
+                    // Tells whether init is there to do it.
+                    self.epoch.ping_if_open();
+                }
                 drop(reply.send(result));
             }
             Request::Resize { id, size, reply } => {

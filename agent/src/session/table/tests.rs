@@ -502,6 +502,31 @@ fn a_kill_is_repeated_in_every_epoch_until_the_end() {
 }
 
 #[test]
+fn a_signal_waits_for_init_and_is_sent_once() {
+    let mut world = World::new();
+    world.create("main");
+    world.settle();
+    // An agent that has just begun, as one that was restarted under its client.
+    world.crash();
+    for signal in [2, 19, 18, 19, 2] {
+        let (reply, mut asked) = oneshot::channel();
+        let id = CommandId::main();
+        world
+            .table
+            .on_request(Request::Signal { id, signal, reply }, world.now());
+        assert!(asked.try_recv().unwrap().is_ok());
+    }
+    world.settle();
+    world.hello(false);
+    world.settle();
+    let key = frame::SignalScope::Foreground as i32;
+    assert_eq!(
+        world.holder.commands["main"].signals,
+        [(18, key), (19, key), (2, key)]
+    );
+}
+
+#[test]
 fn being_told_to_end_is_repeated_after_a_break_until_the_end() {
     let mut world = World::new();
     world.create("main");
