@@ -137,13 +137,18 @@ impl Table {
     }
 
     /// The rest of a command's output stays away. While init can be heard and output be stored, it never comes: say so by
-    /// ending the output where it is.
+    /// ending the output where it is. What has come and is on its way to the disk is waited for, however long that takes.
     pub(super) fn settle(&mut self, id: &CommandId, now: Now, storage_full: bool) {
         let ended_sandbox = self.ended.is_some();
         let hopeless = (self.epoch.is_open() && !storage_full) || ended_sandbox;
-        let Some(entry) = self.entries.get_mut(id) else {
+        let (Some(entry), Some(wire)) = (self.entries.get_mut(id), self.epoch.wire(id)) else {
             return;
         };
+        let unwritten = Stream::ALL
+            .into_iter()
+            .zip(entry.shared.tails.lengths())
+            .any(|(stream, length)| wire.flow(stream).received > length);
+        let hopeless = hopeless && !unwritten;
         let Some(ended) = entry.record.ended.clone().filter(|_| hopeless) else {
             entry.life.settle = Some(now.boot + SETTLE);
             return;

@@ -403,6 +403,11 @@ impl Table {
                     );
                 }
                 self.collect_forgotten();
+                // What the old epoch did not bring is sent again in this one.
+                for entry in self.entries.values_mut() {
+                    entry.life.settle = entry.life.settle.map(|_| now.boot + SETTLE);
+                }
+                self.stale = true;
                 let ended: Vec<_> = self
                     .entries
                     .iter()

@@ -620,6 +620,60 @@ fn output_that_never_comes_does_not_hold_up_the_end() {
 }
 
 #[test]
+fn output_that_waits_for_the_disk_is_not_given_up() {
+    let mut world = World::new();
+    world.create("main");
+    world.settle();
+    world.holder.print("main", 0, b"abc");
+    world.holder.exit("main", 0, false);
+    world.holder_writes(usize::MAX);
+    world.agent_reads(usize::MAX);
+    let id = CommandId::main();
+    // Its end is recorded at once, and the disk takes its time with the output.
+    for _ in 0..5 {
+        world.record();
+        world.clock += 3;
+        world.table.due(world.now(), false);
+        assert_eq!(world.told[&id].stdout, 3);
+        assert!(world.table.writes.is_empty(), "its end stays as it was");
+    }
+    world.settle();
+    assert_eq!(world.disk.logs[&id][0], b"abc");
+}
+
+#[test]
+fn output_that_is_sent_again_in_a_new_epoch_is_waited_for() {
+    let mut world = World::new();
+    world.create("main");
+    world.settle();
+    world.holder.print("main", 0, b"abc");
+    world.settle();
+    world.holder.print("main", 0, b"def");
+    world.holder.exit("main", 0, false);
+    let id = CommandId::main();
+    // Greeted, which tells of the end, but the output stays in the pipe.
+    let greet = |world: &mut World| {
+        world.hello(true);
+        world.move_down(usize::MAX);
+        world.holder_reads(usize::MAX);
+        let output = world.up.split_off(world.up.len() - 20);
+        world.agent_reads(usize::MAX);
+        world.record();
+        output
+    };
+    greet(&mut world);
+    assert_eq!(world.told[&id].stdout, 6);
+    // A new epoch at the very moment at which it would be given up.
+    world.clock += 3;
+    let output = greet(&mut world);
+    world.table.due(world.now(), false);
+    assert!(world.table.writes.is_empty(), "its end stays as it was");
+    world.up.extend(output);
+    world.settle();
+    assert_eq!(world.disk.logs[&id][0], b"abcdef");
+}
+
+#[test]
 fn an_ended_session_goes_after_an_hour_and_its_id_is_free_again() {
     let mut world = World::new();
     let id = CommandId::parse("a").unwrap();
