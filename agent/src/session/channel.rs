@@ -37,6 +37,8 @@ pub(super) const REQUESTS: usize = 64;
 const BATCH: usize = 512 * 1024;
 /// Read from the pipe at once, in bytes.
 const READ: usize = 128 * 1024;
+/// Reads in one turn of the task.
+const READS: usize = 8;
 /// Size asked for each pipe, in bytes: a whole stream buffer, so that the holder seldom waits for us.
 const PIPE: usize = 1024 * 1024;
 /// How long a bridge may take to be made.
@@ -238,8 +240,13 @@ impl Channel {
             }
             Woken::Attention => self.table.watch(now),
             Woken::Readable => {
-                // A full buffer means that there may be more: one wake for all of it.
-                while self.table.batch_bytes < BATCH && self.read(now) == READ {}
+                // A full buffer means that there may be more: one wake for some of it. Not for all: frames that hold no output
+                // fill no batch, and a sandbox that never stops sending them must not keep this task from all else.
+                for _ in 0..READS {
+                    if self.table.batch_bytes >= BATCH || self.read(now) < READ {
+                        break;
+                    }
+                }
             }
             Woken::Logged(result) => {
                 self.writing = None;
