@@ -247,6 +247,46 @@ fn lost_output_is_told() {
 }
 
 #[test]
+fn lost_output_is_told_also_to_a_reader_that_is_slow() {
+    const PIECES: usize = 200;
+    const PIECE: usize = 30_000;
+    let (told, stalled) = mpsc::channel();
+    let told = Mutex::new(told);
+    let fake = Fake::start(move |mut wire| {
+        let told = told.lock().unwrap().clone();
+        async move {
+            wire.opened(0).await;
+            // As an agent does whose log was cut under a slow reader: a gap before every piece.
+            for piece in 0..PIECES {
+                let from = piece * (PIECE + 1);
+                let gap = wire.send(Reply::Gap(Gap {
+                    stream: Stream::Stdout.into(),
+                    offset: from as u64,
+                    end: from as u64 + 1,
+                }));
+                gap.await;
+                let sent = wire.output(Stream::Stdout, from + 1, &[b'x'; PIECE]);
+                tokio::pin!(sent);
+                if tokio::time::timeout(Duration::from_millis(300), &mut sent)
+                    .await
+                    .is_err()
+                {
+                    told.send(()).unwrap();
+                    sent.await;
+                }
+            }
+            wire.exit(0).await;
+        }
+    });
+    let child = fake.spawn(&EXEC);
+    // Nothing was read until all stands still.
+    stalled.recv_timeout(DEADLINE).unwrap();
+    let done = Done::of(child.wait_with_output().unwrap());
+    assert_eq!((done.code, done.stdout.len()), (0, PIECES * PIECE));
+    assert_eq!(done.stderr.lines().count(), PIECES);
+}
+
+#[test]
 fn ends_that_are_not_the_commands_own() {
     let ends = [
         Exit {

@@ -1,5 +1,7 @@
 //! `log`.
 
+use std::collections::VecDeque;
+
 use cloche_proto::agent::v1alpha1::LogRequest;
 
 use super::Context;
@@ -7,14 +9,14 @@ use crate::args::Log;
 use crate::connection::{Outage, is_broken};
 use crate::error::Error;
 use crate::session::{Received, State};
-use crate::terminal::Sink;
+use crate::terminal::{Sink, notice};
 
 /// Prints what a command has written.
 pub(super) async fn log(context: &Context, args: &Log) -> Result<(), Error> {
     let mut sink = Sink::start().map_err(Error::Runtime)?;
     let outcome = copy(context, args, &sink).await;
     // First, so that an error's message comes after the output.
-    sink.finish(&mut None).await?;
+    sink.finish(&mut VecDeque::new()).await?;
     outcome
 }
 
@@ -55,13 +57,15 @@ async fn copy(context: &Context, args: &Log, sink: &Sink) -> Result<(), Error> {
                     let Received::Output { stream, lost, data } = received else {
                         continue;
                     };
-                    if lost > 0 {
-                        sink.say(&format!("{lost} bytes are no longer kept"));
-                    }
-                    match sink.room().await {
-                        Some(room) => drop(room.send((stream, data))),
-                        // Why, `finish` tells.
-                        None => return Ok(()),
+                    let gap =
+                        (lost > 0).then(|| notice(&format!("{lost} bytes are no longer kept")));
+                    let data = (!data.is_empty()).then_some((stream, data));
+                    for piece in gap.into_iter().chain(data) {
+                        match sink.room().await {
+                            Some(room) => drop(room.send(piece)),
+                            // Why, `finish` tells.
+                            None => return Ok(()),
+                        }
                     }
                 }
             }

@@ -1,5 +1,6 @@
 //! Moves bytes between the agent and the local side until the command ends.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use cloche_proto::agent::v1alpha1::{Exit, SessionRequest, SessionResponse, Stream};
@@ -11,7 +12,7 @@ use tonic::Streaming;
 use super::state::{Received, State};
 use crate::connection::{Agent, Outage, is_broken};
 use crate::error::Error;
-use crate::terminal::{self, Event, Events, INPUT_CHUNK, Input, Piece, Sink};
+use crate::terminal::{self, Event, Events, INPUT_CHUNK, Input, Piece, Sink, notice};
 
 /// So often must the user ask before this program goes without the command's end. Once is enough while there is no agent
 /// and no command.
@@ -75,7 +76,7 @@ pub(crate) async fn drive(
         operation,
         insisted: 0,
         away: false,
-        held: None,
+        held: VecDeque::new(),
     };
     let left = session.run().await;
     match left {
@@ -99,9 +100,9 @@ struct Session<'a> {
     insisted: u32,
     /// A connection broke and there is no other yet.
     away: bool,
-    /// Output that waits for room; meanwhile no more is taken from the agent, which then waits too. It counts as received, so it
-    /// outlives the connection that it came by.
-    held: Option<Piece>,
+    /// Output, and what there is to say of it, that waits for room; meanwhile no more is taken from the agent, which then waits
+    /// too. It counts as received, so it outlives the connection that it came by.
+    held: VecDeque<Piece>,
 }
 
 impl Session<'_> {
@@ -201,7 +202,7 @@ impl Session<'_> {
         loop {
             // Every arm is cancel safe: tonic keeps a half received message in the stream, and the others are channels.
             tokio::select! {
-                reply = connection.replies.message(), if self.held.is_none() => {
+                reply = connection.replies.message(), if self.held.is_empty() => {
                     let reply = match reply {
                         Ok(Some(reply)) => reply,
                         Ok(None) => return Err(Broken::Gone("it closed the stream".to_owned())),
@@ -212,19 +213,19 @@ impl Session<'_> {
                         Received::Nothing => {}
                         Received::Output { stream, lost, data } => {
                             if lost > 0 {
-                                self.local.sink.say(&format!(
+                                self.held.push_back(notice(&format!(
                                     "{lost} bytes of {} are lost: they are no longer kept",
                                     name(stream)
-                                ));
+                                )));
                             }
                             if !data.is_empty() {
-                                self.held = Some((stream, data));
+                                self.held.push_back((stream, data));
                             }
                         }
                         Received::Exit(exit) => return Ok(Left::Exit(exit)),
                     }
                 }
-                room = self.local.sink.room(), if self.held.is_some() => {
+                room = self.local.sink.room(), if !self.held.is_empty() => {
                     let Some(room) = room else {
                         // As a local writer to a pipe without readers would feel it. Why it failed, `finish` tells.
                         let pipe = SignalKind::pipe().as_raw_value();
@@ -232,7 +233,7 @@ impl Session<'_> {
                         self.farewell(connection).await;
                         return Ok(Left::Detached(pipe));
                     };
-                    if let Some(piece) = self.held.take() {
+                    if let Some(piece) = self.held.pop_front() {
                         drop(room.send(piece));
                     }
                 }
@@ -315,9 +316,9 @@ impl Session<'_> {
 
     fn on_input(&mut self, read: std::io::Result<Vec<u8>>) {
         let data = read.unwrap_or_else(|problem| {
-            self.local.sink.say(&format!(
+            self.held.push_back(notice(&format!(
                 "cannot read standard input, it ends here for the command: {problem}"
-            ));
+            )));
             Vec::new()
         });
         self.state.push_stdin(&data);

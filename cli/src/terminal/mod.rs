@@ -12,7 +12,7 @@ use cloche_proto::agent::v1alpha1::TerminalSize;
 pub(crate) use events::{Event, Events, asks_to_go, is_hangup};
 pub(crate) use input::{CHUNK as INPUT_CHUNK, Input};
 pub(crate) use raw::RawMode;
-pub(crate) use sink::{Piece, Sink};
+pub(crate) use sink::{Piece, Sink, notice};
 
 /// What a terminal of unknown size is taken for.
 const USUAL_SIZE: TerminalSize = TerminalSize {

@@ -1,5 +1,6 @@
 //! Standard output and standard error, written by one thread in the order of arrival.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
@@ -54,24 +55,24 @@ impl Sink {
         }
     }
 
-    /// Says something to the user, in order with the output. Dropped where there is no room: a user whose terminal stands
-    /// still cannot read it.
+    /// Says something that is true only now, in order with the output. Dropped where there is no room: a user whose terminal
+    /// stands still cannot read it.
     pub(crate) fn say(&self, text: &str) {
-        let end = if raw::is_on() { "\r\n" } else { "\n" };
         if let Some(pieces) = &self.pieces {
-            let line = format!("kubectl-sandbox: {text}{end}");
-            drop(pieces.try_send((Stream::Stderr, line.into_bytes())));
+            drop(pieces.try_send(notice(text)));
         }
     }
 
     /// Waits until everything is written, and before it `last`, which waits for room. Cancel safe; a second call after it has
     /// answered says that all is well.
-    pub(crate) async fn finish(&mut self, last: &mut Option<Piece>) -> Result<(), Error> {
-        if last.is_some()
-            && let Some(room) = self.room().await
-            && let Some(piece) = last.take()
-        {
-            drop(room.send(piece));
+    pub(crate) async fn finish(&mut self, last: &mut VecDeque<Piece>) -> Result<(), Error> {
+        while !last.is_empty() {
+            let Some(room) = self.room().await else {
+                break;
+            };
+            if let Some(piece) = last.pop_front() {
+                drop(room.send(piece));
+            }
         }
         self.pieces = None;
         match (&mut self.result).await {
@@ -79,6 +80,13 @@ impl Sink {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// A line to the user, as a piece of output: what must be read waits for room as output does.
+pub(crate) fn notice(text: &str) -> Piece {
+    let end = if raw::is_on() { "\r\n" } else { "\n" };
+    let line = format!("kubectl-sandbox: {text}{end}");
+    (Stream::Stderr, line.into_bytes())
 }
 
 fn write_pieces(
