@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// How long after the command's timeout the agent kills its tree, if the holder did not.
 pub(super) const TIMEOUT_GRACE: Duration = Duration::from_millis(300);
-/// How long an ended session is kept.
+/// How long an ended session is kept, at least: it goes once its output is closed too.
 pub(super) const KEPT: Duration = Duration::from_hours(1);
 /// A client that made a session, or lost it by a restart of the agent, has at least this long to attach.
 pub(super) const FIRST_ATTACH: Duration = Duration::from_secs(10);
@@ -45,6 +45,7 @@ pub(super) enum Watched {
 
 /// One session's deadlines.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // facts that do not depend on each other
 pub(super) struct Life {
     /// When its timeout is over.
     pub(super) deadline: Option<Duration>,
@@ -55,6 +56,10 @@ pub(super) struct Life {
     pub(super) killing: bool,
     /// When its end was recorded.
     pub(super) ended: Option<Duration>,
+    /// No process has its output open any more. One that does would be killed by SIGPIPE if init let go of the session.
+    pub(super) closed: bool,
+    /// It goes with the sandbox and not before.
+    pub(super) permanent: bool,
     /// When waiting for the rest of its output is given up.
     pub(super) settle: Option<Duration>,
     /// When recording its end is tried again.
@@ -76,6 +81,8 @@ impl Life {
             watched: Watched::Never { since: now },
             killing: false,
             ended,
+            closed: false,
+            permanent: false,
             settle: None,
             retry: None,
             collecting: false,
@@ -89,6 +96,11 @@ impl Life {
             (Watched::Now, false) => Watched::Left { since: now },
             (before, false) => before,
         };
+    }
+
+    /// Whether it may be forgotten at all; `ended` says since when.
+    pub(super) fn collectable(&self) -> bool {
+        self.closed && !self.permanent && !self.collecting
     }
 
     /// The next thing to do, and when.
@@ -106,7 +118,7 @@ impl Life {
         let collect = self
             .ended
             // Not under the eyes of someone who reads it.
-            .filter(|_| !self.collecting && self.watched != Watched::Now)
+            .filter(|_| self.collectable() && self.watched != Watched::Now)
             .map(|at| (at.saturating_add(KEPT), Due::Collect));
         [
             kill().filter(|_| !self.killing && self.ended.is_none()),
@@ -147,6 +159,8 @@ mod tests {
         timed.killing = true;
         assert_eq!(timed.next(), None);
         timed.ended = Some(secs(10));
+        assert_eq!(timed.next(), None, "something has its output open");
+        timed.closed = true;
         assert_eq!(timed.next(), Some((secs(3610), Due::Collect)));
         timed.watch(secs(3600), true);
         assert_eq!(timed.next(), None, "someone reads it");

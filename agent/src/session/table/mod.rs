@@ -4,7 +4,7 @@
 //! One session:
 //! ```text
 //!   create ─► record written ─► holder told ─► report with exit ─► record written with end ─► end told ─► 1 h ─► forgotten
-//!             (may have begun)                                      (final)                                and removed
+//!             (may have begun)                                      (final)              and all output closed   and removed
 //! ```
 
 mod ending;
@@ -31,7 +31,7 @@ use super::state::{Ended, Outcome, SessionState};
 use super::wire::Wire;
 use crate::clock::Now;
 
-/// Ended sessions kept at once; beyond, the oldest that nobody is attached to goes before its time.
+/// Ended sessions kept at once; beyond, the oldest whose output is closed and that nobody is attached to goes before its time.
 const MAX_KEPT: usize = 1024;
 
 /// What the handles of a session share with the table.
@@ -167,7 +167,7 @@ impl Table {
         self.add(record, tails, life, Recording::No);
     }
 
-    fn add(&mut self, record: Record, tails: Arc<Tails>, life: Life, recording: Recording) {
+    fn add(&mut self, record: Record, tails: Arc<Tails>, mut life: Life, recording: Recording) {
         let id = record.id.clone();
         let shared = Arc::new(Shared {
             id: id.clone(),
@@ -181,6 +181,8 @@ impl Table {
             stdin: self.epoch.wire(&id).and_then(|wire| wire.stdin.state()),
             ..SessionState::default()
         };
+        // What the sandbox's own command said is asked for as long as the sandbox's object is there.
+        life.permanent = id == CommandId::main();
         self.entries.insert(
             id,
             Entry {
@@ -374,7 +376,7 @@ impl Table {
             .entries
             .iter()
             .filter(|(_, entry)| {
-                !entry.life.collecting && entry.shared.attached.load(Ordering::Relaxed) == 0
+                entry.life.collectable() && entry.shared.attached.load(Ordering::Relaxed) == 0
             })
             .filter_map(|(id, entry)| Some((entry.life.ended?, id.clone())))
             .min()
@@ -488,7 +490,7 @@ impl Table {
 
     /// Shows a session's state to those who watch it.
     fn publish(&mut self, id: &CommandId) {
-        let (Some(entry), Some(wire)) = (self.entries.get(id), self.epoch.wire(id)) else {
+        let (Some(entry), Some(wire)) = (self.entries.get_mut(id), self.epoch.wire(id)) else {
             return;
         };
         let closed = if self.ended.is_some() && entry.record.ended.is_some() {
@@ -505,6 +507,11 @@ impl Table {
             stdin: wire.stdin.state(),
             closed,
         };
+        let all_closed = closed.iter().all(Option::is_some);
+        if entry.life.closed != all_closed {
+            entry.life.closed = all_closed;
+            self.stale = true;
+        }
         entry.state.send_if_modified(|state| {
             let started = state.started.or(now.started);
             let now = SessionState { started, ..now };

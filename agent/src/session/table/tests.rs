@@ -679,8 +679,7 @@ fn an_ended_session_goes_after_an_hour_and_its_id_is_free_again() {
     let id = CommandId::parse("a").unwrap();
     world.create("a");
     world.settle();
-    // A background child keeps stdout open: the holder still has the session.
-    world.holder.exit("a", 3, false);
+    world.holder.exit("a", 3, true);
     world.settle();
     assert!(world.disk.records.contains_key(&id));
     world.clock += 3599;
@@ -703,6 +702,64 @@ fn an_ended_session_goes_after_an_hour_and_its_id_is_free_again() {
         !world.told.contains_key(&id),
         "the old end is not the new one's"
     );
+}
+
+#[test]
+fn a_session_with_open_output_is_kept_however_many_come_after_it() {
+    let mut world = World::new();
+    let daemon = CommandId::parse("daemon").unwrap();
+    world.create("daemon");
+    world.settle();
+    // A background child keeps stdout open: forgotten by the holder, it would be killed by its next write.
+    world.holder.exit("daemon", 0, false);
+    world.settle();
+    world.clock += 3 * 3600;
+    world.table.due(world.now(), false);
+    world.settle();
+    for n in 0..MAX_KEPT + 20 {
+        let id = format!("s{n}");
+        world.create(&id);
+        world.settle();
+        world.holder.exit(&id, 0, true);
+        world.settle();
+    }
+    world.crash();
+    world.settle();
+    world.table.due(world.now(), false);
+    world.settle();
+    assert!(world.holder.commands.contains_key("daemon"));
+    world.holder.print("daemon", 0, b"still here");
+    world.settle();
+    assert_eq!(world.disk.logs[&daemon][0], b"still here");
+    world.holder.exit("daemon", 0, true);
+    world.settle();
+    world.table.due(world.now(), false);
+    world.settle();
+    assert!(!world.disk.records.contains_key(&daemon), "an hour is over");
+}
+
+#[test]
+fn the_main_command_is_kept_as_long_as_the_sandbox() {
+    let mut world = World::new();
+    world.create("main");
+    world.create("a");
+    world.settle();
+    world.holder.print("main", 0, b"abc");
+    for id in ["main", "a"] {
+        world.holder.exit(id, 0, true);
+    }
+    world.settle();
+    for hour in 1..4 {
+        world.clock += 3601;
+        if hour == 2 {
+            world.table.end_all("Completed", world.now());
+        }
+        world.table.due(world.now(), false);
+        world.settle();
+    }
+    assert!(!world.table.entries.contains_key("a"));
+    assert!(world.disk.records.contains_key(&CommandId::main()));
+    assert_eq!(world.disk.logs[&CommandId::main()][0], b"abc");
 }
 
 #[test]
