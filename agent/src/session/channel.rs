@@ -164,6 +164,9 @@ impl Channel {
     /// Everything that can be done without waiting.
     fn advance(&mut self, now: Now) {
         self.table.due(now, self.storage_retry.is_some());
+        if !self.may_read() {
+            self.liveness.held_back(now.boot);
+        }
         let acts = self.liveness.due(now.boot, self.table.is_running());
         for act in acts {
             self.act(act, now);
@@ -186,6 +189,11 @@ impl Channel {
         self.show();
     }
 
+    /// Whether there is room for more output.
+    fn may_read(&self) -> bool {
+        self.table.batch_bytes < BATCH
+    }
+
     async fn wait(&mut self, now: Now) -> Woken {
         let running = self.table.is_running();
         let sleep = [
@@ -197,7 +205,7 @@ impl Channel {
         .flatten()
         .min()
         .map(|at| at.saturating_sub(now.boot).min(LONGEST_SLEEP));
-        let may_read = self.table.batch_bytes < BATCH;
+        let may_read = self.may_read();
         let must_write = !self.table.epoch.outbox.is_empty();
         let pipes = self.pipes.as_ref();
         // Every arm is cancel safe: channels and notifications keep what was not taken, readiness is asked for again, and the
@@ -243,7 +251,7 @@ impl Channel {
                 // A full buffer means that there may be more: one wake for some of it. Not for all: frames that hold no output
                 // fill no batch, and a sandbox that never stops sending them must not keep this task from all else.
                 for _ in 0..READS {
-                    if self.table.batch_bytes >= BATCH || self.read(now) < READ {
+                    if !self.may_read() || self.read(now) < READ {
                         break;
                     }
                 }

@@ -9,8 +9,8 @@
 //!     Open ──silent 2 s──► wake and ping ──silent 2 s──► Bridging
 //! ```
 //!
-//! Silence means something only while an answer is due: after a create, a ping or a hello. A sandbox that is idle gets a ping
-//! every [`IDLE_PING`], some microseconds of work each.
+//! Silence means something only while an answer is due, after a create, a ping or a hello, and while the pipe is read. A
+//! sandbox that is idle gets a ping every [`IDLE_PING`], some microseconds of work each.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -91,6 +91,11 @@ impl Liveness {
     /// Whether sessions count as unavailable.
     pub(super) fn is_unavailable(&self) -> bool {
         self.failures >= ATTEMPTS
+    }
+
+    /// Whether the holder has greeted, and answers as far as is known.
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
     }
 
     /// When [`Self::due`] is to be called, at the latest. `running`: there are sessions whose end would be missed.
@@ -194,6 +199,15 @@ impl Liveness {
         }
     }
 
+    /// Its pipe is not read now, since what came before is not stored yet: that nothing is heard says nothing of the holder.
+    pub(super) fn held_back(&mut self, now: Duration) {
+        let later = now + PATIENCE;
+        self.answer_by = self.answer_by.map(|by| by.max(later));
+        if let Phase::Greeting { until } = &mut self.phase {
+            *until = later.max(*until);
+        }
+    }
+
     /// The bridge could not be made, or the pipes broke.
     pub(super) fn failed(&mut self, now: Duration) {
         if self.phase == Phase::Over {
@@ -279,6 +293,26 @@ mod tests {
         live.heard(ms(4023));
         assert_eq!(live.due(ms(9000), true), []);
         assert_eq!(live.due(ms(4023) + IDLE_PING, true), [Act::Ping]);
+    }
+
+    #[test]
+    fn while_nothing_is_read_silence_means_nothing() {
+        let mut live = Liveness::new(ms(0));
+        live.greeting(ms(0), false);
+        live.held_back(ms(1900));
+        assert_eq!(live.due(ms(2000), true), []);
+        assert_eq!(live.next(true), Some(ms(1900) + PATIENCE));
+        live.opened(ms(2100));
+        live.held_back(ms(2200));
+        assert_eq!(live.next(false), None, "no answer is due");
+        live.asked(ms(3000));
+        live.held_back(ms(4900));
+        assert_eq!(live.due(ms(6000), true), []);
+        assert_eq!(
+            live.due(ms(6900), true),
+            [Act::Wake, Act::Ping],
+            "read again"
+        );
     }
 
     #[test]
