@@ -52,6 +52,8 @@ const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 pub(super) type EndAll = (String, oneshot::Sender<()>);
 
 type Connecting = BoxFuture<'static, Result<Pipes, BridgeError>>;
+/// How a pipe is read, which does not block.
+type Read = fn(&pipe::Receiver, &mut [u8]) -> std::io::Result<usize>;
 type Writing = BoxFuture<'static, Result<(Store, Done), JoinError>>;
 type Recorded = (CommandId, Result<(), RecordError>);
 
@@ -67,7 +69,8 @@ enum Finish {
 pub(super) struct Channel {
     pub(super) table: Table,
     liveness: Liveness,
-    bridge: Arc<dyn Bridge>,
+    /// Nothing once all is over: it holds on to the instance.
+    bridge: Option<Arc<dyn Bridge>>,
     requests: mpsc::Receiver<Request>,
     end_all: mpsc::Receiver<EndAll>,
     health: watch::Sender<Health>,
@@ -121,7 +124,7 @@ impl Channel {
         let mut channel = Self {
             table: parts.table,
             liveness: Liveness::new(now.boot),
-            bridge: parts.bridge,
+            bridge: Some(parts.bridge),
             requests: parts.requests,
             end_all: parts.end_all,
             health: parts.health,
@@ -268,6 +271,12 @@ impl Channel {
                 self.connecting = None;
                 match result {
                     Ok(pipes) => self.take_pipes(pipes, false, now),
+                    // It was answered on other pipes meanwhile.
+                    Err(error) if self.liveness.is_open() => {
+                        tracing::debug!(error = %crate::told::chain(&error), "bridge given up");
+                        // The holder may have taken the bridge's pipes all the same: a pong says that it did not.
+                        self.table.epoch.ping_if_open();
+                    }
                     Err(error) => self.fail(crate::told::chain(&error), now),
                 }
             }
@@ -277,6 +286,9 @@ impl Channel {
     }
 
     fn act(&mut self, act: Act, now: Now) {
+        let Some(bridge) = self.bridge.clone() else {
+            return;
+        };
         match act {
             Act::Ping => {
                 self.table.epoch.ping_if_open();
@@ -285,7 +297,6 @@ impl Channel {
             // The pipes broke meanwhile.
             Act::Hello => self.fail("its pipes are closed".to_owned(), now),
             Act::Wake => {
-                let bridge = Arc::clone(&self.bridge);
                 tokio::spawn(async move {
                     match tokio::time::timeout(CONNECT_TIMEOUT, bridge.wake()).await {
                         Ok(Ok(())) => {}
@@ -296,8 +307,9 @@ impl Channel {
                     }
                 });
             }
+            // The one under way does as well, and ends in time.
+            Act::Bridge if self.connecting.is_some() => {}
             Act::Bridge => {
-                let bridge = Arc::clone(&self.bridge);
                 self.connecting = Some(Box::pin(async move {
                     tokio::time::timeout(CONNECT_TIMEOUT, bridge.connect())
                         .await
@@ -356,10 +368,14 @@ impl Channel {
 
     /// One read; how many bytes came. Less than [`READ`] where there is no more for now.
     fn read(&mut self, now: Now) -> usize {
+        self.read_by(pipe::Receiver::try_read, now)
+    }
+
+    fn read_by(&mut self, read: Read, now: Now) -> usize {
         let Some((receiver, _)) = &self.pipes else {
             return 0;
         };
-        let count = match receiver.try_read(&mut self.buffer) {
+        let count = match read(receiver, &mut self.buffer) {
             Ok(0) => {
                 self.lose_pipes();
                 self.fail("it closed its end of the pipes".to_owned(), now);
@@ -391,9 +407,9 @@ impl Channel {
     fn on_event(&mut self, event: Event, now: Now) {
         match &event {
             Event::Opened { .. } => {
+                // Where it answered on the pipes that there were, a bridge may still be under way. It is waited for: the holder
+                // listens to the bridge's pipes from the moment at which it has them, and to no others.
                 self.liveness.opened(now.boot);
-                // It answered after all, on the pipes that there were.
-                self.connecting = None;
                 if !self.liveness.is_unavailable() {
                     self.table.unavailable = None;
                 }
@@ -510,11 +526,14 @@ impl Channel {
         }
     }
 
-    /// Reads what is left in the pipe of a sandbox that has ended. It holds no more than a pipe does.
+    /// Reads what is left in the pipe of a sandbox that has ended. It holds no more than a pipe does. Asks the kernel itself: the
+    /// runtime may not have heard yet of what came last.
     fn drain(&mut self, now: Now) {
+        let ask: Read =
+            |receiver, buffer| rustix::io::read(receiver, buffer).map_err(std::io::Error::from);
         let mut drained = 0;
         while drained < 2 * PIPE {
-            match self.read(now) {
+            match self.read_by(ask, now) {
                 0 => break,
                 count => drained += count,
             }
@@ -533,6 +552,9 @@ impl Channel {
         }
         if matches!(self.finish, Finish::Ending) && self.table.all_ended() {
             self.finish = Finish::Done;
+            // This task stays for those who read what is kept, for as long as the sandbox's object does.
+            self.bridge = None;
+            self.buffer = Vec::new();
             self.health.send_modify(|health| health.link = Link::Ended);
         }
         if matches!(self.finish, Finish::Done) {

@@ -26,6 +26,10 @@ struct Sandbox {
     /// The newest pair; older ones are dead.
     pair: Arc<AtomicUsize>,
     wakes: Arc<AtomicUsize>,
+    /// While it is set, bridges that were begun wait until it is done.
+    gate: Arc<Mutex<Option<CancellationToken>>>,
+    /// Bridges begun.
+    bridges: Arc<AtomicUsize>,
     /// The holder is stopped: it reads and writes nothing.
     stopped: Arc<std::sync::atomic::AtomicBool>,
 }
@@ -112,7 +116,17 @@ impl Sandbox {
 
 impl Bridge for Sandbox {
     fn connect(&self) -> BoxFuture<'_, Result<Pipes, BridgeError>> {
-        async { Ok(self.pipes()) }.boxed()
+        let gate = self.gate.lock().unwrap().clone();
+        self.bridges.fetch_add(1, Ordering::SeqCst);
+        let this = self.clone();
+        // Goes on to its end in the sandbox, whoever waits for it.
+        let made = tokio::spawn(async move {
+            if let Some(gate) = gate {
+                gate.cancelled().await;
+            }
+            this.pipes()
+        });
+        async { Ok(made.await.unwrap()) }.boxed()
     }
 
     fn wake(&self) -> BoxFuture<'_, Result<(), BridgeError>> {
@@ -347,6 +361,102 @@ async fn a_stopped_holder_is_woken() {
     sandbox.act(|holder| holder.exit("a", 0, true));
     within(session.ended()).await.unwrap();
     cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bridge_that_comes_after_the_greeting_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let gate = CancellationToken::new();
+    *sandbox.gate.lock().unwrap() = Some(gate.clone());
+    sandbox.stopped.store(true, Ordering::SeqCst);
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    within(async {
+        while sandbox.bridges.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // The holder answers on the pipes of its start, and only then is bridged to.
+    sandbox.stopped.store(false, Ordering::SeqCst);
+    sandbox.act(|_| ());
+    let mut health = sessions.health();
+    within(health.wait_for(|health| health.link == Link::Up))
+        .await
+        .unwrap();
+    let setups = sandbox.act(|holder| holder.setups);
+    gate.cancel();
+    within(async {
+        while sandbox.act(|holder| holder.setups) == setups {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    assert_eq!(sandbox.wakes.load(Ordering::SeqCst), 0, "it was not silent");
+    assert_eq!(sandbox.bridges.load(Ordering::SeqCst), 1);
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_has_ended_is_let_go_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let held = Arc::downgrade(&sandbox.wakes);
+    sandbox.die();
+    drop(sandbox);
+    within(sessions.end_all("Completed")).await.unwrap();
+    // Its threads end with the pipes.
+    within(async {
+        while held.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(sessions.list().await.unwrap().is_empty(), "and yet served");
+    cancel.cancel();
+}
+
+#[tokio::test]
+async fn the_last_words_are_read_though_the_runtime_has_not_heard_of_them() {
+    let (down_read, down_write) = pipe().unwrap();
+    let (up_read, up_write) = pipe().unwrap();
+    let (_requests, requests) = mpsc::channel(1);
+    let (_end_all, end_all) = mpsc::channel(1);
+    let attention = Arc::new(Notify::new());
+    let parts = Parts {
+        table: Table::new(
+            "/nowhere".into(),
+            frame::Setup::default(),
+            Arc::clone(&attention),
+        ),
+        store: Store::new(Caps::default()),
+        bridge: Arc::new(Sandbox::default()),
+        requests,
+        end_all,
+        health: watch::channel(Health::default()).0,
+        attention,
+        cancel: CancellationToken::new(),
+    };
+    let pipes = Pipes {
+        from_guest: up_read,
+        to_guest: down_write,
+    };
+    let mut channel = Channel::new(parts, Some(pipes));
+    writable(channel.pipes.as_ref()).await;
+    channel.advance(clock::now());
+    assert!(channel.table.epoch.outbox.is_empty(), "greeted");
+    let mut hello = vec![0; 64 * 1024];
+    let count = std::fs::File::from(down_read).read(&mut hello).unwrap();
+    let mut holder = Holder::default();
+    holder.on_bytes(&hello[..count]);
+    let answer: Vec<u8> = holder.out.drain(..).collect();
+    // From here on nothing is awaited, so the runtime does not look at the pipe.
+    std::fs::File::from(up_write).write_all(&answer).unwrap();
+    channel.drain(clock::now());
+    assert_eq!(channel.health.borrow().link, Link::Up);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
