@@ -69,7 +69,7 @@ pub(crate) struct Interaction {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exits with the command's code; 124 where --timeout ended it; 125 where it could not be run.
-^C is passed on to the command; the third one leaves it.
+^C is passed on to the command; the third one within 5 seconds leaves it.
 The agent may be restarted meanwhile: the command is attached to again, for up to 60 s.
 Without --command-id the command is killed 2 minutes after this program has gone; with it, it goes on, and the same
 --command-id attaches to it and prints its output from the beginning.")]
@@ -83,7 +83,8 @@ pub(crate) struct Exec {
         long,
         value_name = "USER",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        requires = "argv"
     )]
     pub(crate) user: String,
     /// Working directory; relative to the sandbox's own
@@ -91,14 +92,15 @@ pub(crate) struct Exec {
         long,
         value_name = "DIR",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        requires = "argv"
     )]
     pub(crate) cwd: String,
     /// Environment variable; may be given again
-    #[arg(long = "env", value_name = "NAME=VALUE")]
+    #[arg(long = "env", value_name = "NAME=VALUE", requires = "argv")]
     pub(crate) env: Vec<OsString>,
     /// Kill the command and all it started after so long, such as 30s or 1m30s
-    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, requires = "argv")]
     pub(crate) timeout: Option<Duration>,
     /// Name of this run of the command: a second exec with it attaches, and never runs the command twice
     #[arg(long, value_name = "ID")]
@@ -109,7 +111,8 @@ pub(crate) struct Exec {
         value_name = "PATH",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = ""
+        default_missing_value = "",
+        requires = "argv"
     )]
     pub(crate) shell: Option<String>,
     /// Program and arguments
@@ -200,7 +203,7 @@ pub(crate) struct Log {
     /// Of this command; absent: the sandbox's main one
     #[arg(long, value_name = "ID")]
     pub(crate) command_id: Option<String>,
-    /// Go on until the command ends
+    /// Go on until no process can write to the output any more: the command and all that it left running
     #[arg(short, long)]
     pub(crate) follow: bool,
     /// Only so many bytes from the end of each of stdout and stderr
@@ -264,12 +267,17 @@ mod tests {
         let parse = |line: &str| Cli::try_parse_from(line.split(' '));
         assert!(parse("s exec demo -- ls -l").is_ok());
         assert!(parse("s --standalone /run/a exec demo -it --env A=b -- sh").is_ok());
-        assert!(parse("s exec demo --command-id one").is_ok());
+        assert!(parse("s exec demo -it --command-id one").is_ok());
         for wrong in [
             "s exec demo",
             "s exec demo ls",
             "s exec -- ls",
             "s exec demo --timeout 0s -- ls",
+            "s exec demo --command-id one --timeout 1s",
+            "s exec demo --command-id one --env A=b",
+            "s exec demo --command-id one --cwd /tmp",
+            "s exec demo --command-id one --user 0",
+            "s exec demo --command-id one --shell",
             "s run demo",
             "s rm",
             "s log demo --tail-bytes 0",

@@ -402,6 +402,29 @@ fn something_else_at_the_socket_can_be_left_at_once() {
 }
 
 #[test]
+fn a_command_that_was_there_before_is_told() {
+    let fake = Fake::start(|mut wire| async move {
+        assert!(wire.open.command.is_some());
+        wire.attached(0).await;
+        wire.exit(3).await;
+    });
+    let done = fake.run(&["exec", "demo", "--command-id", "one", "--", "true"]);
+    assert_eq!(done.code, 3);
+    assert_eq!(
+        done.stderr,
+        "kubectl-sandbox: attached to command one, which was there already: the one given now is not run\n"
+    );
+    // A name that this program made up is nobody else's.
+    let done = fake.run(&EXEC);
+    assert_eq!(done.code, 125);
+    assert!(
+        done.stderr.contains("another command of the name exec-"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
 fn a_command_that_the_agent_forgot_is_not_run_again() {
     let fake = Fake::start(|wire| async move {
         if wire.open.command.is_some() {

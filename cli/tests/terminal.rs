@@ -144,6 +144,30 @@ fn keys_sizes_and_the_mode() {
 }
 
 #[test]
+fn one_who_attaches_brings_the_size() {
+    let (told, asks) = mpsc::channel();
+    let told = Mutex::new(told);
+    let fake = Fake::start(move |mut wire| {
+        let told = told.lock().unwrap().clone();
+        async move {
+            wire.opened(0).await;
+            told.send(wire.next().await.unwrap()).unwrap();
+            wire.exit(0).await;
+        }
+    });
+    let terminal = Terminal::new();
+    let mut child = terminal.spawn(&fake, &["exec", "-it", "demo", "--command-id", "one"]);
+    assert_eq!(
+        asks.recv_timeout(DEADLINE).unwrap(),
+        Ask::Resize(TerminalSize {
+            rows: 40,
+            columns: 100
+        })
+    );
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn the_mode_is_restored_when_the_user_leaves() {
     let (fake, asks) = shell();
     let mut terminal = Terminal::new();

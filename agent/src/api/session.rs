@@ -54,6 +54,11 @@ pub(super) async fn open(
             .create(id, new_session(&posting, asked, open.kill_on_detach_ms)?)
             .await
             .map_err(|error| refused(node, &posting, &error))?,
+        None if open.kill_on_detach_ms > 0 => {
+            return Err(Status::invalid_argument(
+                "kill_on_detach_ms is for a new command: whoever made a session says how long it goes on alone",
+            ));
+        }
         None => (
             sessions.get(&id).await.map_err(|error| status(&error))?,
             false,

@@ -1,6 +1,6 @@
 //! `exec`.
 
-use super::{Context, random_suffix};
+use super::{Context, random_hex};
 use crate::args::Exec;
 use crate::error::Error;
 use crate::session::{self, Left, Local, State};
@@ -19,7 +19,7 @@ pub(super) async fn exec_with(
     args: &Exec,
     events: Events,
 ) -> Result<(u8, Events), Error> {
-    let made_up = format!("exec-{}", random_suffix()?);
+    let made_up = format!("exec-{}", random_hex::<8>()?);
     let open = request::exec(args, context.key(&args.name), made_up, terminal::size())?;
     let interaction = args.interaction;
     // Before anything is sent: the first key belongs to the command. Held to the end of this function.
@@ -45,7 +45,12 @@ pub(super) async fn exec_with(
             .say("standard input is not a terminal: keys are passed on line by line");
     }
     let operation = format!("run a command in sandbox {}", plain(&args.name));
-    let left = session::drive(&context.agent, State::new(open), &mut local, &operation).await;
+    let state = if args.command_id.is_some() {
+        State::new(open)
+    } else {
+        State::made_up(open)
+    };
+    let left = session::drive(&context.agent, state, &mut local, &operation).await;
     drop(raw);
     Ok((finish(&args.name, &left?), local.events))
 }

@@ -59,11 +59,14 @@ fn print(text: &str) -> Result<(), Error> {
         .map_err(Error::stdout)
 }
 
-/// 8 random hex digits, for names.
-fn random_suffix() -> Result<String, Error> {
-    let mut bytes = [0; 4];
+/// `N` random bytes as hex digits, for names.
+fn random_hex<const N: usize>() -> Result<String, Error> {
+    let mut bytes = [0; N];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(Error::Random)?;
-    Ok(format!("{:08x}", u32::from_ne_bytes(bytes)))
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    Ok(digits
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect())
 }

@@ -7,7 +7,7 @@ use cloche_crds::Sandbox;
 use cloche_proto::agent::v1alpha1::{ApplyRequest, Open};
 
 use super::watch::Watch;
-use super::{Context, exec, print, random_suffix, rm};
+use super::{Context, exec, print, random_hex, rm};
 use crate::NOT_RUN;
 use crate::args::Run;
 use crate::error::{self, Error};
@@ -31,7 +31,7 @@ pub(super) async fn run(context: &Context, args: &Run) -> Result<u8, Error> {
     }
     let name = match &args.name {
         Some(name) => name.clone(),
-        None => format!("run-{}", random_suffix()?),
+        None => format!("run-{}", random_hex::<4>()?),
     };
     let sandbox = request::sandbox(args, &name)?;
     // Before the sandbox exists, so that no signal finds it without its --rm.

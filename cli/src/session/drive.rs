@@ -6,17 +6,15 @@ use std::time::Duration;
 use cloche_proto::agent::v1alpha1::{Exit, SessionRequest, SessionResponse, Stream};
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
+use super::insistence::Insistence;
 use super::state::{Received, State};
 use crate::connection::{Agent, Outage, is_broken};
 use crate::error::Error;
 use crate::terminal::{self, Event, Events, INPUT_CHUNK, Input, Piece, Sink, notice};
-
-/// So often must the user ask before this program goes without the command's end. Once is enough while there is no agent
-/// and no command.
-const INSISTENCE: u32 = 3;
 
 /// How long the agent gets to confirm the last request of a user who leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -74,7 +72,7 @@ pub(crate) async fn drive(
         state,
         local,
         operation,
-        insisted: 0,
+        insistence: Insistence::default(),
         away: false,
         held: VecDeque::new(),
     };
@@ -96,8 +94,7 @@ struct Session<'a> {
     state: State,
     local: &'a mut Local,
     operation: &'a str,
-    /// How often the user asked to go.
-    insisted: u32,
+    insistence: Insistence,
     /// A connection broke and there is no other yet.
     away: bool,
     /// Output, and what there is to say of it, that waits for room; meanwhile no more is taken from the agent, which then waits
@@ -209,7 +206,7 @@ impl Session<'_> {
                         Err(status) => return Err(broken(self.operation, status)),
                     };
                     match self.receive(reply)? {
-                        Received::Attached => self.away = false,
+                        Received::Attached { created, existed } => self.on_attached(created, existed),
                         Received::Nothing => {}
                         Received::Output { stream, lost, data } => {
                             if lost > 0 {
@@ -256,6 +253,20 @@ impl Session<'_> {
                 }
                 read = self.local.input.next(), if self.state.room() >= INPUT_CHUNK => self.on_input(read),
             }
+        }
+    }
+
+    fn on_attached(&mut self, created: bool, existed: bool) {
+        self.away = false;
+        // One that was there before has the size of whoever was attached last.
+        if self.local.tty && !created {
+            self.state.resize(terminal::size());
+        }
+        if existed {
+            self.held.push_back(notice(&format!(
+                "attached to command {}, which was there already: the one given now is not run",
+                self.state.command_id()
+            )));
         }
     }
 
@@ -309,9 +320,9 @@ impl Session<'_> {
     }
 
     fn insist(&mut self, signal: i32) -> Option<i32> {
-        self.insisted += 1;
+        let insists = self.insistence.ask(Instant::now());
         let nothing_yet = self.away && !self.state.exists();
-        (nothing_yet || self.insisted >= INSISTENCE).then_some(signal)
+        (nothing_yet || insists).then_some(signal)
     }
 
     fn on_input(&mut self, read: std::io::Result<Vec<u8>>) {

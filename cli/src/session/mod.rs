@@ -2,6 +2,7 @@
 
 mod drive;
 mod end;
+mod insistence;
 mod output;
 mod state;
 mod stdin;

@@ -25,6 +25,10 @@ pub(crate) struct State {
     exists: bool,
     /// It has answered on this connection.
     attached: bool,
+    /// How often it was asked for the command.
+    asked: u32,
+    /// The command's name was made up by this program, and is nobody else's.
+    made_up: bool,
     controls: VecDeque<Ask>,
 }
 
@@ -34,7 +38,12 @@ pub(crate) enum Received {
     /// Nothing.
     Nothing,
     /// The connection stands.
-    Attached,
+    Attached {
+        /// The command was made by this request, with the terminal's size that it named.
+        created: bool,
+        /// The user named it, and there was one of that name before it was asked for.
+        existed: bool,
+    },
     /// Bytes to write after telling that some are lost.
     Output {
         /// Where to.
@@ -58,7 +67,17 @@ impl State {
             stdin: Window::default(),
             exists: false,
             attached: false,
+            asked: 0,
+            made_up: false,
             controls: VecDeque::new(),
+        }
+    }
+
+    /// The same under a name that no other command has.
+    pub(crate) fn made_up(open: Open) -> Self {
+        Self {
+            made_up: true,
+            ..Self::new(open)
         }
     }
 
@@ -94,7 +113,9 @@ impl State {
         if self.exists {
             // Only attach: should the agent have forgotten the session it must say so and not run the command again.
             open.command = None;
+            open.kill_on_detach_ms = 0;
         }
+        self.asked += u32::from(open.command.is_some());
         open.stdout_offset = self.stdout.next();
         open.stderr_offset = self.stderr.next();
         ask(Ask::Open(open))
@@ -108,6 +129,14 @@ impl State {
         };
         match kind {
             Reply::Opened(opened) => {
+                // Asked for the second time it may be the one of the first time, whose answer was lost.
+                let existed = !self.exists && self.asked == 1 && !opened.created;
+                if existed && self.made_up {
+                    return Err(format!(
+                        "it has another command of the name {}, which this program made up",
+                        self.open.command_id
+                    ));
+                }
                 if self.open.stdin {
                     if self.exists {
                         self.stdin.resume(opened.stdin_offset).map_err(|wrong| {
@@ -125,7 +154,10 @@ impl State {
                 self.open.command_id = opened.command_id;
                 self.exists = true;
                 self.attached = true;
-                Ok(Received::Attached)
+                Ok(Received::Attached {
+                    created: opened.created,
+                    existed,
+                })
             }
             Reply::Output(output) => {
                 let stream = stream(output.stream)?;
@@ -264,6 +296,7 @@ mod tests {
             command_id: "one".into(),
             command: Some(Command::default()),
             stdin: true,
+            kill_on_detach_ms: 1,
             ..Open::default()
         })
     }
@@ -301,8 +334,43 @@ mod tests {
         assert!(open(&mut state).command.is_some());
         assert!(open(&mut state).command.is_some());
         state.receive(opened(0)).unwrap();
-        assert!(open(&mut state).command.is_none());
-        assert_eq!(open(&mut state).command_id, "one");
+        let again = open(&mut state);
+        assert_eq!((again.command, again.kill_on_detach_ms), (None, 0));
+        assert_eq!(again.command_id, "one");
+    }
+
+    #[test]
+    fn a_command_that_was_there_before_is_told_or_refused() {
+        let there = || {
+            reply(Reply::Opened(Opened {
+                command_id: "one".into(),
+                ..Opened::default()
+            }))
+        };
+        let attached = |existed| {
+            Ok(Received::Attached {
+                created: false,
+                existed,
+            })
+        };
+        let mut named = state();
+        open(&mut named);
+        assert_eq!(named.receive(there()), attached(true));
+        open(&mut named);
+        assert_eq!(named.receive(there()), attached(false), "told once");
+
+        let command = || Open {
+            command: Some(Command::default()),
+            ..Open::default()
+        };
+        let mut made_up = State::made_up(command());
+        open(&mut made_up);
+        assert!(made_up.receive(there()).is_err());
+        // Its first answer was lost: it is its own.
+        let mut made_up = State::made_up(command());
+        open(&mut made_up);
+        open(&mut made_up);
+        assert_eq!(made_up.receive(there()), attached(false));
     }
 
     #[test]

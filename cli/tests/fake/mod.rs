@@ -51,10 +51,18 @@ impl Wire {
         self.replies.send(Ok(reply)).await.is_ok()
     }
 
-    /// Answers the opening.
+    /// Answers the opening: the command was made if it was asked for.
     pub(crate) async fn opened(&self, stdin_offset: u64) {
+        self.answer(stdin_offset, self.open.command.is_some()).await;
+    }
+
+    /// Answers the opening: the command was there.
+    pub(crate) async fn attached(&self, stdin_offset: u64) {
+        self.answer(stdin_offset, false).await;
+    }
+
+    async fn answer(&self, stdin_offset: u64, created: bool) {
         let command_id = self.open.command_id.clone();
-        let created = self.open.command.is_some();
         let opened = Opened {
             command_id,
             created,

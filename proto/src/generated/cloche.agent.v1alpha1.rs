@@ -91,7 +91,7 @@ pub struct Open {
     /// This client sends stdin. It begins at the offset of the first `opened`.
     #[prost(bool, tag = "6")]
     pub stdin: bool,
-    /// Milliseconds after which the command is killed once no client is attached; 0: never.
+    /// Milliseconds after which the command is killed once no client is attached; 0: never. Only with `command`.
     #[prost(uint64, tag = "7")]
     pub kill_on_detach_ms: u64,
 }
@@ -231,6 +231,7 @@ pub struct LogRequest {
     /// Empty: the sandbox's own command ("main").
     #[prost(string, tag = "2")]
     pub command_id: ::prost::alloc::string::String,
+    /// Go on until every process that could write to the output has closed it, or the sandbox has ended.
     #[prost(bool, tag = "3")]
     pub follow: bool,
     /// Only so many bytes of each stream's end; 0: all that is kept.
