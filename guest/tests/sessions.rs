@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use cloche_proto::frame::{ExitCause, MAX_SESSIONS, Rlimit, SessionSpec, SignalScope, Stream};
-use support::{Sandbox, USUAL, argv, cause, eventually, shell};
+use support::{Sandbox, USUAL, argv, cause, eventually, shell, with_terminal};
 
 #[test]
 fn command_runs_and_its_end_is_told() {
@@ -522,6 +522,39 @@ fn signals_reach_the_command_or_its_group() {
     agent.signal("b", 9, SignalScope::Leader);
     agent.signal("nobody", 9, SignalScope::Leader);
     assert_eq!(agent.shell("c", "echo on").1, "on\n");
+}
+
+#[test]
+fn spawner_keeps_open_what_it_needs() {
+    let (sandbox, mut agent) = Sandbox::start();
+    agent.run("a", with_terminal(argv(&["/bin/true"])));
+    let files = fs::read_dir(format!("/proc/{}/fd", sandbox.spawner())).unwrap();
+    let files: Vec<_> = files
+        .map(|file| fs::read_link(file.unwrap().path()).unwrap())
+        .collect();
+    // Its standard streams, the holder's socket, and what tells of children.
+    assert_eq!(files.len(), 5, "{files:?}");
+}
+
+#[test]
+fn signals_right_after_the_start_are_not_lost() {
+    let (_sandbox, mut agent) = Sandbox::start();
+    for round in 0..20 {
+        for (scope, spec) in [
+            (SignalScope::Foreground, argv(&["/bin/sleep", "1000"])),
+            (
+                SignalScope::Foreground,
+                with_terminal(argv(&["/bin/sleep", "1000"])),
+            ),
+            (SignalScope::Leader, argv(&["/bin/sleep", "1000"])),
+            (SignalScope::Tree, argv(&["/bin/sleep", "1000"])),
+        ] {
+            let id = format!("s{round}-{scope:?}-{}", spec.terminal.is_some());
+            agent.create(&id, spec);
+            agent.signal(&id, 2, scope);
+            assert_eq!(agent.finish(&id).signal, 2, "{id}");
+        }
+    }
 }
 
 #[test]

@@ -289,19 +289,34 @@ impl Holder {
     }
 
     fn signal(&mut self, serial: Serial, signal: i32, scope: SignalScope) {
+        if self.is_starting(serial) {
+            // It may run by now: what the spawner said of it first, as in every round.
+            self.hear_spawner();
+            self.settle(serial);
+        }
+        let starting = self.is_starting(serial);
         let Some(streams) = self.streams.get_mut(&serial) else {
             return;
         };
-        if scope == SignalScope::Tree {
-            // Until it is known to run, it may not have joined its group: then the command is all of the tree.
-            if streams.status().is_none() {
+        let scope = match scope {
+            // Until it is known to run it may have neither joined its group nor become the leader of a process group, and its
+            // terminal has nobody in front. The command is all that there is, and what it gets now waits until it takes signals.
+            SignalScope::Tree | SignalScope::Foreground if starting => SignalScope::Leader,
+            SignalScope::Tree => {
                 self.groups.signal(serial, signal);
                 return;
             }
-        } else if streams.press_key(signal, scope) {
-            return;
-        }
+            SignalScope::Foreground if streams.press_key(signal) => return,
+            SignalScope::Foreground | SignalScope::Leader | SignalScope::Unspecified => scope,
+        };
         self.order(Order::Signal(serial, signal, scope), Parcel::new());
+    }
+
+    /// Whether it is not known yet that the command runs, nor that it does not.
+    fn is_starting(&self, serial: Serial) -> bool {
+        self.streams
+            .get(&serial)
+            .is_some_and(|streams| streams.status().is_some())
     }
 
     fn set_up(&mut self, name: String) {

@@ -3,7 +3,7 @@
 use std::io::{Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use cloche_proto::frame::{ExitCause, SessionSpec, SignalScope, TerminalSize, codec};
+use cloche_proto::frame::{ExitCause, SessionSpec, TerminalSize, codec};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
 use nix::libc;
@@ -201,14 +201,14 @@ impl Streams {
 
     /// Sends a key's signal as the key press would, through the terminal: so it reaches the foreground process group, which the
     /// kernel tells to nobody outside of the terminal's session. False where no key means it now.
-    pub(super) fn press_key(&mut self, signal: i32, scope: SignalScope) -> bool {
+    pub(super) fn press_key(&mut self, signal: i32) -> bool {
         let key = match signal {
             libc::SIGINT => SpecialCharacterIndices::VINTR,
             libc::SIGQUIT => SpecialCharacterIndices::VQUIT,
             libc::SIGTSTP => SpecialCharacterIndices::VSUSP,
             _ => return false,
         };
-        let Some(tty) = self.terminal().filter(|_| scope == SignalScope::Foreground) else {
+        let Some(tty) = self.terminal() else {
             return false;
         };
         let Ok(settings) = tcgetattr(tty) else {

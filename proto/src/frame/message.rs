@@ -211,7 +211,8 @@ pub enum SignalScope {
     Unspecified = 0,
     /// The command itself.
     Leader = 1,
-    /// The foreground process group of its terminal, as a key press would; without a terminal, its process group.
+    /// The foreground process group of its terminal, as a key press would; without a terminal, its process group. Before the command
+    /// runs, the process that is to become it.
     Foreground = 2,
     /// Every process that came from the command, also those that called setsid.
     Tree = 3,
