@@ -35,15 +35,7 @@ fn because(what: &'static str) -> impl FnOnce(Errno) -> SpawnerError {
 /// Runs until the holder is gone.
 pub fn run(holder: &OwnedFd, container: Container) -> Result<(), SpawnerError> {
     enter_namespaces()?;
-    let terminals = open(
-        "/dev/pts",
-        OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-        Mode::empty(),
-    );
-    let terminals: Vec<BorrowedFd<'_>> = terminals.iter().map(AsFd::as_fd).collect();
-    socket::send(holder.as_fd(), &Notice::Ready.encode(), &terminals)
-        .map_err(because("telling the holder"))?;
-    drop(terminals);
+    be_ready(holder)?;
 
     let mut children = SigSet::empty();
     children.add(Signal::SIGCHLD);
@@ -90,6 +82,18 @@ fn enter_namespaces() -> Result<(), SpawnerError> {
         .and_then(|()| dup2_stdout(&null))
         .and_then(|()| dup2_stderr(&null))
         .map_err(because("letting go of the channel"))
+}
+
+/// Tells the holder, and gives it the devpts that sessions see, which is kept open here no longer.
+fn be_ready(holder: &OwnedFd) -> Result<(), SpawnerError> {
+    let terminals = open(
+        "/dev/pts",
+        OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    );
+    let terminals: Vec<BorrowedFd<'_>> = terminals.iter().map(AsFd::as_fd).collect();
+    socket::send(holder.as_fd(), &Notice::Ready.encode(), &terminals)
+        .map_err(because("telling the holder"))
 }
 
 struct Spawner<'a> {
