@@ -181,9 +181,9 @@ mod tests {
         let failed = object(
             "{status: {phase: Failed, termination: {reason: OOMKilled, message: \"a\\tb\"}}}",
         );
-        assert_eq!(failed.summary(), "Failed (OOMKilled: a\u{fffd}b)");
+        assert_eq!(failed.summary(), "Failed (OOMKilled: a\\tb)");
         assert!(failed.is_finished());
-        assert_eq!(failed.end().as_deref(), Some("OOMKilled: a\u{fffd}b"));
+        assert_eq!(failed.end().as_deref(), Some("OOMKilled: a\\tb"));
         assert_eq!(starting.end(), None);
         let completed = object("{status: {termination: {reason: Completed, message: ''}}}");
         assert_eq!(completed.end().as_deref(), Some("Completed"));
