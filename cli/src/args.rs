@@ -68,7 +68,8 @@ pub(crate) struct Interaction {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exits with the command's code; 124 where --timeout ended it; 125 where it could not be run.
+Exits with the command's code; 124 where --timeout ended it; 125 where it could not be run or how it
+ended is not known.
 ^C is passed on to the command; the third one within 5 seconds leaves it.
 The agent may be restarted meanwhile: the command is attached to again, for up to 60 s.
 Without --command-id the command is killed 2 minutes after this program has gone; with it, it goes on, and the same

@@ -26,6 +26,9 @@ use crate::told::chain;
 /// How long a client that was told the end may take to close its requests.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// The code of an end that nobody knows: no command can exit with it.
+const NOT_KNOWN: i32 = -1;
+
 /// Opens the session that the first request names, and joins the stream to it.
 pub(super) async fn open(
     node: &Arc<Node>,
@@ -412,8 +415,7 @@ fn exit(ended: &Ended) -> pb::Exit {
             ..pb::Exit::default()
         },
         Outcome::Lost { message } => pb::Exit {
-            code: 137,
-            signal: 9,
+            code: NOT_KNOWN,
             message: message.clone(),
             ..pb::Exit::default()
         },
@@ -448,5 +450,29 @@ fn status(error: &SessionError) -> Status {
         SessionError::Record(_) | SessionError::Log(_) | SessionError::Directory { .. } => {
             Status::internal(line)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    #[test]
+    fn an_end_that_is_not_known_is_not_told_as_a_kill() {
+        let ended = |outcome| Ended {
+            outcome,
+            at: clock::now(),
+            stdout: 0,
+            stderr: 0,
+        };
+        let message = "init no longer knows it".to_owned();
+        let lost = exit(&ended(Outcome::Lost {
+            message: message.clone(),
+        }));
+        assert_eq!((lost.code, lost.signal, lost.message), (-1, 0, message));
+        let reason = "OOMKilled".to_owned();
+        let killed = exit(&ended(Outcome::SandboxEnded { reason }));
+        assert_eq!((killed.code, killed.signal), (137, 9));
     }
 }

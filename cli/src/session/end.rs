@@ -13,7 +13,7 @@ pub(crate) fn code(exit: &Exit) -> u8 {
     if exit.timed_out {
         return TIMED_OUT;
     }
-    // The agent promises 0 to 255; another number is not a known end.
+    // The agent promises 0 to 255; another number, such as its -1, is not a known end.
     u8::try_from(exit.code).unwrap_or(NOT_RUN)
 }
 
@@ -53,7 +53,13 @@ mod tests {
         assert_eq!(code(&exit(0)), 0);
         assert_eq!(code(&exit(255)), 255);
         assert_eq!(code(&exit(256)), 125);
-        assert_eq!(code(&exit(-1)), 125);
+        let lost = Exit {
+            code: -1,
+            message: "init no longer knows it".into(),
+            ..Exit::default()
+        };
+        assert_eq!(code(&lost), 125);
+        assert_eq!(remark("demo", &lost).unwrap(), "init no longer knows it");
         assert_eq!(remark("demo", &exit(3)), None);
         let timed_out = Exit {
             code: 137,
