@@ -103,7 +103,12 @@ impl Stdin {
         }
         let expected = self.accepted();
         let Some(skip) = expected.checked_sub(offset) else {
-            return Err(StdinError::Gap { offset, expected });
+            // What had not been taken when it was closed is thrown away: what follows need not join on to it.
+            return Err(if self.closed {
+                StdinError::Closed
+            } else {
+                StdinError::Gap { offset, expected }
+            });
         };
         let rest = usize::try_from(skip)
             .ok()
@@ -257,6 +262,17 @@ mod tests {
         assert_eq!(stdin.accept(0, b"a", false), Err(StdinError::NotKnown));
         assert!(stdin.report(40, 10, false, true));
         assert_eq!(stdin.accept(40, b"a", false), Ok(41));
+    }
+
+    #[test]
+    fn what_comes_after_it_was_closed_is_refused_as_such() {
+        let mut stdin = Stdin::new(true);
+        stdin.accept(0, b"abcdef", false).unwrap();
+        stdin.next();
+        assert!(stdin.report(2, 2, true, false));
+        assert_eq!(stdin.accept(6, b"g", false), Err(StdinError::Closed));
+        assert_eq!(stdin.accept(3, b"d", true), Err(StdinError::Closed));
+        assert_eq!(stdin.next(), None);
     }
 
     #[test]
