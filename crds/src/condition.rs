@@ -83,6 +83,8 @@ pub enum ConditionReason {
     Running,
     /// Ready=Unknown: it runs, but its sessions cannot be reached.
     SessionsUnavailable,
+    /// Ready=False: it runs, but the node cannot store output: commands that print are blocked until it can.
+    LogStorageFull,
     /// Ready=False: it is being taken down.
     Terminating,
     /// Finished=True, Stalled=True, or another condition that this end made `False`.
@@ -104,6 +106,7 @@ impl ConditionReason {
             Self::Starting => "Starting",
             Self::Running => "Running",
             Self::SessionsUnavailable => "SessionsUnavailable",
+            Self::LogStorageFull => "LogStorageFull",
             Self::Terminating => "Terminating",
             Self::Ended(reason) => reason.as_str(),
         }

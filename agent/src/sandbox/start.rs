@@ -25,7 +25,7 @@ use crate::instance::{Instance, limits};
 use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
 use crate::runsc::{Sentry, spec};
 use crate::session::{
-    Bridge, BridgeError, CommandId, Link, NewSession, Pipes, SessionError, Sessions,
+    Bridge, BridgeError, CommandId, Health, Link, NewSession, Pipes, SessionError, Sessions,
 };
 use crate::sys::log::BoundedLog;
 
@@ -397,7 +397,13 @@ async fn explained(shared: &Shared, record: &SandboxRecord, event: Event) -> Eve
 async fn watch_health(shared: &Shared, sessions: &Sessions, events: &mpsc::Sender<Event>) -> Event {
     let mut health = sessions.health();
     loop {
-        let link = health.borrow_and_update().link.clone();
+        let Health {
+            link, storage_full, ..
+        } = health.borrow_and_update().clone();
+        // Told only where it changed: each word of it is a status of its own.
+        if shared.holding().beside.log_storage_full != storage_full {
+            shared.tell_beside(|beside| beside.log_storage_full = storage_full);
+        }
         match link {
             Link::SpawnerKilled { message } => return Event::InitKilled(death::of_init(&message)),
             Link::Unavailable { why } if init_has_ended(shared).await => {

@@ -21,6 +21,8 @@ pub struct Beside {
     pub pull: Option<Progress>,
     /// Its sessions cannot be reached, and why.
     pub sessions_unavailable: Option<String>,
+    /// Output of its commands cannot be stored, and why.
+    pub log_storage_full: Option<String>,
 }
 
 /// The status; transition times are kept from `before` where nothing changed.
@@ -161,9 +163,10 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
             (False, ConditionReason::Starting, String::new())
         }
-        State::Running { .. } => match &beside.sessions_unavailable {
-            None => (True, ConditionReason::Running, String::new()),
-            Some(why) => (Unknown, ConditionReason::SessionsUnavailable, why.clone()),
+        State::Running { .. } => match (&beside.sessions_unavailable, &beside.log_storage_full) {
+            (None, None) => (True, ConditionReason::Running, String::new()),
+            (Some(why), _) => (Unknown, ConditionReason::SessionsUnavailable, why.clone()),
+            (None, Some(why)) => (False, ConditionReason::LogStorageFull, why.clone()),
         },
         State::Stopping { because, .. } => {
             (False, ConditionReason::Terminating, because.message.clone())

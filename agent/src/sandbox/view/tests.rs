@@ -84,6 +84,21 @@ fn one_whose_sessions_are_out_of_reach_is_not_ready_but_runs() {
 }
 
 #[test]
+fn one_whose_output_cannot_be_stored_is_not_ready_but_runs() {
+    let beside = Beside {
+        log_storage_full: Some("no space left".to_owned()),
+        ..Beside::default()
+    };
+    let status = shown(&at(running()), &beside);
+    assert_eq!(status.phase, Phase::Running);
+    assert_eq!(lines(&status)[2], "Ready=False/LogStorageFull");
+    assert_eq!(status.conditions[2].message, "no space left");
+    // Once it is ended that is what counts.
+    let ended = shown(&at(ended(Reason::Error)), &beside);
+    assert!(lines(&ended).contains(&"Ready=False/Error".to_owned()));
+}
+
+#[test]
 fn a_pull_under_way_is_told() {
     let pulling = SandboxRecord {
         image: None,
