@@ -121,7 +121,7 @@ fn a_restarted_agent_is_a_pause_for_output_and_stdin() {
                     let acknowledged = length.saturating_sub(700_000).max(start) as u64;
                     wire.send(Reply::StdinTaken(StdinTaken {
                         offset: acknowledged,
-                        closed: false,
+                        ..StdinTaken::default()
                     }))
                     .await;
                     if wire.attempt == 0 && length > 1_500_000 {
@@ -259,13 +259,17 @@ fn lost_output_is_told_also_to_a_reader_that_is_slow() {
             // As an agent does whose log was cut under a slow reader: a gap before every piece.
             for piece in 0..PIECES {
                 let from = piece * (PIECE + 1);
-                let gap = wire.send(Reply::Gap(Gap {
+                let gap = Reply::Gap(Gap {
                     stream: Stream::Stdout.into(),
                     offset: from as u64,
                     end: from as u64 + 1,
-                }));
-                gap.await;
-                let sent = wire.output(Stream::Stdout, from + 1, &[b'x'; PIECE]);
+                });
+                let sent = async {
+                    wire.send(gap).await
+                        && wire
+                            .output(Stream::Stdout, from + 1, &b"x".repeat(PIECE))
+                            .await
+                };
                 tokio::pin!(sent);
                 if tokio::time::timeout(Duration::from_millis(300), &mut sent)
                     .await
@@ -605,6 +609,32 @@ fn a_full_disk_under_stdout_is_an_error() {
 }
 
 #[test]
+fn a_client_whose_stdin_was_taken_over_says_so_and_reads_on() {
+    let fake = Fake::start(|mut wire| async move {
+        assert!(wire.open.stdin);
+        wire.opened(0).await;
+        wire.next().await;
+        wire.send(Reply::StdinTaken(StdinTaken {
+            closed: true,
+            taken_over: true,
+            ..StdinTaken::default()
+        }))
+        .await;
+        wire.output(Stream::Stdout, 0, b"more").await;
+        wire.exit(6).await;
+    });
+    let mut child = fake.spawn(&["exec", "-i", "demo", "--", "cat"]);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"abc").unwrap();
+    let done = Done::of(child.wait_with_output().unwrap());
+    assert_eq!((done.code, done.text()), (6, "more"));
+    assert_eq!(
+        done.stderr,
+        "kubectl-sandbox: standard input was taken over by another client: none is passed on from here any more\n"
+    );
+}
+
+#[test]
 fn stdin_ends_where_the_command_takes_no_more() {
     let fake = Fake::start(|mut wire| async move {
         assert!(wire.open.stdin);
@@ -613,6 +643,7 @@ fn stdin_ends_where_the_command_takes_no_more() {
         wire.send(Reply::StdinTaken(StdinTaken {
             offset: 3,
             closed: true,
+            ..StdinTaken::default()
         }))
         .await;
         wire.exit(0).await;

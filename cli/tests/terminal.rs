@@ -16,7 +16,8 @@ use std::process::{Child, Stdio};
 use std::sync::{Mutex, mpsc};
 
 use cloche_proto::agent::v1alpha1::session_request::Kind as Ask;
-use cloche_proto::agent::v1alpha1::{Stream, TerminalSize};
+use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
+use cloche_proto::agent::v1alpha1::{StdinTaken, Stream, TerminalSize};
 use nix::sys::signal::Signal;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
@@ -165,6 +166,42 @@ fn one_who_attaches_brings_the_size() {
         })
     );
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn one_whose_keys_go_nowhere_can_still_leave() {
+    let (told, asks) = mpsc::channel();
+    let told = Mutex::new(told);
+    let fake = Fake::start(move |mut wire| {
+        let told = told.lock().unwrap().clone();
+        async move {
+            wire.opened(0).await;
+            wire.send(Reply::StdinTaken(StdinTaken {
+                closed: true,
+                taken_over: true,
+                ..StdinTaken::default()
+            }))
+            .await;
+            while let Some(ask) = wire.next().await {
+                told.send(ask).unwrap();
+            }
+        }
+    });
+    let mut terminal = Terminal::new();
+    let mut child = terminal.spawn(&fake, &["exec", "-it", "demo", "--", "sh"]);
+    let mut seen = String::new();
+    while !seen.contains("taken over") {
+        seen.push(char::from(terminal.read(1)[0]));
+    }
+    terminal.person.write_all(b"x\x03\x03\x03").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!terminal.is_raw());
+    drop(fake);
+    assert_eq!(
+        asks.iter().next(),
+        None,
+        "the command is the other client's"
+    );
 }
 
 #[test]

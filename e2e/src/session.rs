@@ -49,6 +49,8 @@ pub struct Session {
     pub stderr: Vec<u8>,
     /// Stdin that the agent has safe.
     pub stdin_taken: u64,
+    /// Another client sends stdin.
+    pub taken_over: bool,
     requests: mpsc::Sender<SessionRequest>,
     replies: Streaming<SessionResponse>,
 }
@@ -90,13 +92,14 @@ impl Session {
         let Some(Reply::Opened(opened)) = first else {
             bail!("the first reply is {first:?} and not `opened`");
         };
-        let stdin_taken = opened.stdin_offset;
+        let stdin_taken = opened.stdin_offset.unwrap_or(0);
         Ok(Ok(Self {
             opened,
             start,
             stdout: Vec::new(),
             stderr: Vec::new(),
             stdin_taken,
+            taken_over: false,
             requests,
             replies,
         }))
@@ -159,6 +162,10 @@ impl Session {
                 gap.end,
                 gap.stream
             ),
+            Reply::StdinTaken(taken) if taken.taken_over => {
+                self.taken_over = true;
+                Ok(None)
+            }
             Reply::StdinTaken(taken) => {
                 ensure!(
                     taken.offset >= self.stdin_taken,

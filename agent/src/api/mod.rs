@@ -4,6 +4,7 @@
 //! socket lies in a folder of mode 0700 and has mode 0600: who can reach it is root.
 
 mod objects;
+mod requests;
 mod session;
 mod stream;
 

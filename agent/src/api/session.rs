@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use cloche_proto::agent::v1alpha1 as pb;
 use cloche_proto::agent::v1alpha1::session_request::Kind as In;
 use cloche_proto::agent::v1alpha1::session_response::Kind as Out;
 use cloche_proto::frame;
 use tonic::{Status, Streaming};
 
+use super::requests::{stdin_taken, take};
 use super::stream::{Receiving, Sending, channel};
 use super::{key, no_such};
 use crate::board::Posting;
@@ -17,8 +17,7 @@ use crate::node::Node;
 use crate::sandbox::Cause;
 use crate::sandbox::command::{self, Request};
 use crate::session::{
-    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, StdinError,
-    Stream, Until,
+    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
 };
 use crate::source::SandboxKey;
 use crate::told::chain;
@@ -223,14 +222,26 @@ async fn serve(
     sender: &Sending<pb::SessionResponse>,
 ) -> Option<()> {
     let _attached = session.attach();
-    let stdin_offset = if open.stdin {
-        tokio::select! {
-            // Both look at levels.
-            offset = stdin_offset(session) => offset,
-            () = sender.closed() => return None,
+    let input = if open.stdin {
+        match session.take_input().await {
+            Ok(input) => Some(input),
+            // Its end is told below.
+            Err(SessionError::Ended { .. }) => None,
+            Err(error) => {
+                drop(sender.send(Err(status(&error))).await);
+                return None;
+            }
         }
     } else {
-        0
+        None
+    };
+    let stdin_offset = match &input {
+        None => None,
+        Some(input) => tokio::select! {
+            // Both look at levels.
+            stdin = input.known() => stdin.map(|stdin| stdin.accepted),
+            () = sender.closed() => return None,
+        },
     };
     let opened = pb::Opened {
         command_id: session.id().to_string(),
@@ -264,88 +275,10 @@ async fn serve(
         biased;
         told = told => told,
         // Both go on for ever; an end of the client's requests is no end of the session.
-        () = take(session, requests, sender) => None,
-        () = stdin_taken(session, open.stdin, sender) => None,
+        () = take(session, open.stdin, input.as_ref(), requests, sender) => None,
+        () = stdin_taken(session, input.as_ref(), sender) => None,
         () = sender.closed() => None,
     }
-}
-
-async fn stdin_offset(session: &Session) -> u64 {
-    let mut state = session.state();
-    let known = state
-        .wait_for(|state| state.stdin.is_some() || state.ended.is_some())
-        .await;
-    known
-        .ok()
-        .and_then(|state| state.stdin)
-        .map_or(0, |stdin| stdin.accepted)
-}
-
-/// Takes the client's requests; the refusal of one that breaks the protocol is told and ends the stream.
-async fn take(
-    session: &Session,
-    requests: &mut Streaming<pb::SessionRequest>,
-    sender: &Sending<pb::SessionResponse>,
-) {
-    while let Ok(Some(request)) = requests.message().await {
-        let done = match request.kind {
-            Some(In::Stdin(pb::Stdin { offset, data, end })) => session
-                .stdin(offset, Bytes::from(data), end)
-                .await
-                .map(drop),
-            Some(In::Resize(new)) => session.resize(size(new)).await,
-            Some(In::Signal(signal)) => session.signal(signal.number).await,
-            Some(In::Kill(_)) => session.kill().await,
-            Some(In::Open(_)) => {
-                drop(
-                    sender
-                        .send(Err(Status::invalid_argument(
-                            "`open` is only the first request",
-                        )))
-                        .await,
-                );
-                return;
-            }
-            None => Ok(()),
-        };
-        match done {
-            // It ended or closed its stdin while this was on its way, which is told anyway; or it has no terminal to be resized,
-            // which a client that attaches cannot know. None of this is a reason to lose the command's end.
-            Ok(())
-            | Err(
-                SessionError::Ended { .. }
-                | SessionError::NoTerminal { .. }
-                | SessionError::Stdin(StdinError::Closed),
-            ) => {}
-            Err(error) => {
-                drop(sender.send(Err(status(&error))).await);
-                return;
-            }
-        }
-    }
-    // The client sends no more, and may still read.
-    std::future::pending::<()>().await;
-}
-
-async fn stdin_taken(session: &Session, wanted: bool, sender: &Sending<pb::SessionResponse>) {
-    let mut state = session.state();
-    let mut told = None;
-    let mut goes_on = wanted;
-    while goes_on {
-        let now = state
-            .borrow_and_update()
-            .stdin
-            .map(|stdin| (stdin.taken, stdin.closed));
-        if let Some((offset, closed)) = now.filter(|now| told != Some(*now)) {
-            told = now;
-            let taken = pb::StdinTaken { offset, closed };
-            if tell(sender, Out::StdinTaken(taken)).await.is_none() {
-                return;
-            }
-        }
-        goes_on = state.changed().await.is_ok();
-    }
-    std::future::pending::<()>().await;
 }
 
 /// Sends a stream's output; `Err` when the client has gone or was told why nothing more comes.
@@ -383,7 +316,7 @@ async fn output(
     }
 }
 
-async fn tell(sender: &Sending<pb::SessionResponse>, kind: Out) -> Option<()> {
+pub(super) async fn tell(sender: &Sending<pb::SessionResponse>, kind: Out) -> Option<()> {
     sender
         .send(Ok(pb::SessionResponse { kind: Some(kind) }))
         .await
@@ -426,14 +359,14 @@ fn command_id(id: &str) -> Result<CommandId, Status> {
     CommandId::parse(id).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
-fn size(size: pb::TerminalSize) -> frame::TerminalSize {
+pub(super) fn size(size: pb::TerminalSize) -> frame::TerminalSize {
     frame::TerminalSize {
         rows: size.rows,
         columns: size.columns,
     }
 }
 
-fn status(error: &SessionError) -> Status {
+pub(super) fn status(error: &SessionError) -> Status {
     let line = chain(error);
     match error {
         SessionError::Id(_)

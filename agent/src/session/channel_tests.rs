@@ -13,7 +13,8 @@ use nix::unistd::pipe;
 use super::super::log::Caps;
 use super::super::simulation::Holder;
 use super::super::{
-    Chunk, CommandId, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
+    Chunk, CommandId, NewSession, Outcome, Session, SessionError, Sessions, StdinError, Stream,
+    Until,
 };
 use super::*;
 
@@ -231,8 +232,9 @@ async fn a_command_from_create_to_end() {
             bytes: Bytes::from_static(b"out")
         }
     );
+    let input = session.take_input().await.unwrap();
     assert_eq!(
-        within(session.stdin(0, Bytes::from_static(b"in"), true))
+        within(input.send(0, Bytes::from_static(b"in"), true))
             .await
             .unwrap(),
         2
@@ -612,7 +614,7 @@ async fn stdin_flows_as_it_is_taken() {
         .collect();
     let writer = {
         let (session, bytes) = (session.clone(), Bytes::from(bytes.clone()));
-        tokio::spawn(async move { session.stdin(0, bytes, true).await })
+        tokio::spawn(async move { session.take_input().await?.send(0, bytes, true).await })
     };
     within(async {
         while !writer.is_finished() {
@@ -629,5 +631,49 @@ async fn stdin_flows_as_it_is_taken() {
     })
     .await;
     assert!(sandbox.act(|holder| holder.commands["a"].stdin == bytes));
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_newest_client_has_stdin_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, _) = sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    let first = session.take_input().await.unwrap();
+    // More than is on the way at most: it waits for room.
+    let waits = {
+        let (first, bytes) = (first.clone(), Bytes::from(vec![b'1'; 4 << 20]));
+        tokio::spawn(async move { first.send(0, bytes, true).await })
+    };
+    let mut state = session.state();
+    let full = |state: &crate::session::SessionState| {
+        state
+            .stdin
+            .is_some_and(|stdin| stdin.accepted == stdin.taken + frame::MAX_STREAM_BUFFER as u64)
+    };
+    within(state.wait_for(full)).await.unwrap();
+    let second = session.take_input().await.unwrap();
+    let taken_over = |sent| matches!(sent, Err(SessionError::Stdin(StdinError::TakenOver)));
+    assert!(taken_over(within(waits).await.unwrap()));
+    assert!(taken_over(
+        first.send(0, Bytes::from_static(b"x"), false).await
+    ));
+    let from = within(second.known()).await.unwrap().accepted;
+    let rest = {
+        let second = second.clone();
+        tokio::spawn(async move { second.send(from, Bytes::from_static(b"22"), true).await })
+    };
+    within(async {
+        while !sandbox.act(|holder| holder.drain_stdin_end("a")) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(rest.await.unwrap().unwrap(), from + 2);
+    let stdin = sandbox.act(|holder| holder.commands["a"].stdin.clone());
+    let ones = stdin.iter().take_while(|byte| **byte == b'1').count();
+    assert_eq!((ones as u64, &stdin[ones..]), (from, &b"22"[..]));
     cancel.cancel();
 }

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
-use cloche_proto::frame::{self, MAX_STREAM_BUFFER};
+use cloche_proto::frame;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +12,7 @@ use super::bridge::{Bridge, Pipes};
 use super::channel::{Channel, EndAll, Parts, REQUESTS};
 use super::error::SessionError;
 use super::identity::{CommandId, Stream};
+use super::input::Input;
 use super::log::{Caps, Store, Tails};
 use super::reader::{OutputReader, Until};
 use super::record::Record;
@@ -20,9 +20,6 @@ use super::request::{NewSession, Request};
 use super::state::{Ended, Health, Outcome, SessionState};
 use super::table::{Found, Shared, Table};
 use crate::clock;
-
-/// Bytes of stdin handed to the channel at once.
-const STDIN_PIECE: usize = 256 * 1024;
 
 /// The sessions of one sandbox. Cheap to clone; the channel's task goes on when all clones are dropped, until cancelled.
 #[derive(Clone, Debug)]
@@ -220,53 +217,12 @@ impl Session {
         (span.head, span.length)
     }
 
-    /// Sends stdin: `bytes` that begin at `offset`, then the end where `end` is set. Returns once the agent took all of it,
-    /// which it does as the sandbox takes what came before (1 MiB is on the way at most); the bytes are safe once
-    /// [`StdinState::taken`](super::StdinState) has passed them. Repeats are skipped. Cancel safe: go on at
-    /// [`StdinState::accepted`](super::StdinState).
-    pub async fn stdin(&self, offset: u64, bytes: Bytes, end: bool) -> Result<u64, SessionError> {
-        let mut state = self.state.clone();
-        let mut offset = offset;
-        let mut rest = bytes;
-        loop {
-            // Also waits for what is not known yet after a restart of the agent.
-            let seen = state
-                .wait_for(|state| {
-                    state.ended.is_some()
-                        || state.stdin.is_some_and(|stdin| {
-                            stdin.closed || stdin.accepted - stdin.taken < MAX_STREAM_BUFFER as u64
-                        })
-                })
-                .await
-                .map_err(|_| SessionError::ShuttingDown)?
-                .ended
-                .is_some();
-            if seen {
-                return Err(SessionError::Ended {
-                    id: self.id().clone(),
-                });
-            }
-            let piece = rest.slice(..rest.len().min(STDIN_PIECE));
-            let last = piece.len() == rest.len();
-            let (id, bytes) = (self.id().clone(), piece.clone());
-            let accepted = ask(&self.requests, |reply| Request::Stdin {
-                id,
-                offset,
-                bytes,
-                end: end && last,
-                reply,
-            })
-            .await??;
-            // What it had before is skipped, as far as this piece goes.
-            let taken = usize::try_from(accepted.saturating_sub(offset))
-                .unwrap_or(usize::MAX)
-                .min(piece.len());
-            offset += taken as u64;
-            rest = rest.slice(taken..);
-            if rest.is_empty() {
-                return Ok(accepted);
-            }
-        }
+    /// Takes over the session's stdin from whoever has sent it before: what a client that has gone left behind must not keep the
+    /// next one out.
+    pub async fn take_input(&self) -> Result<Input, SessionError> {
+        let id = self.id().clone();
+        let number = self.ask(|reply| Request::TakeInput { id, reply }).await??;
+        Ok(Input::new(self.clone(), number))
     }
 
     /// Sends a signal, 1 to 64, as a key press would: to the foreground process group of its terminal; without one, to the
@@ -277,19 +233,15 @@ impl Session {
             return Err(SessionError::BadSignal { signal });
         }
         let id = self.id().clone();
-        ask(&self.requests, |reply| Request::Signal {
-            id,
-            signal,
-            reply,
-        })
-        .await?
+        self.ask(|reply| Request::Signal { id, signal, reply })
+            .await?
     }
 
     /// Sends SIGTERM to the command itself, not to its children: what it is asked to do is its own to pass on. Holds through
     /// breaks of the channel, after which the command may get it once more.
     pub async fn terminate(&self) -> Result<(), SessionError> {
         let id = self.id().clone();
-        ask(&self.requests, |reply| Request::Terminate { id, reply }).await?
+        self.ask(|reply| Request::Terminate { id, reply }).await?
     }
 
     /// Sets the size of its terminal.
@@ -300,13 +252,21 @@ impl Session {
             });
         }
         let id = self.id().clone();
-        ask(&self.requests, |reply| Request::Resize { id, size, reply }).await?
+        self.ask(|reply| Request::Resize { id, size, reply })
+            .await?
     }
 
     /// Kills its whole tree, also what called setsid. Holds through breaks of the channel; its end tells when it is done.
     pub async fn kill(&self) -> Result<(), SessionError> {
         let id = self.id().clone();
-        ask(&self.requests, |reply| Request::Kill { id, reply }).await?
+        self.ask(|reply| Request::Kill { id, reply }).await?
+    }
+
+    pub(super) async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> Request,
+    ) -> Result<T, SessionError> {
+        ask(&self.requests, request).await
     }
 }
 

@@ -16,7 +16,7 @@
 //! | `table` | all sessions: requests, events, ends | no |
 //! | `record`, `log` | what is on disk | blocking, on the runtime's blocking threads |
 //! | `channel` | the task that owns all of the above and the pipes | yes |
-//! | `handle`, `reader` | what the rest of the agent holds | |
+//! | `handle`, `input`, `reader` | what the rest of the agent holds | |
 //!
 //! **Restart contract.** The agent may be killed at any instruction. What was acknowledged to the holder is in a log; what was
 //! not is sent again from the log's length on: each byte once. A session is recorded before the holder hears of it and is
@@ -31,6 +31,7 @@ mod epoch;
 mod error;
 mod handle;
 mod identity;
+mod input;
 mod life;
 mod liveness;
 mod log;
@@ -50,6 +51,7 @@ pub use channel::CONNECT_TIMEOUT;
 pub use error::SessionError;
 pub use handle::{Attachment, Session, Sessions, main_has_ended};
 pub use identity::{BadCommandId, CommandId, Stream};
+pub use input::Input;
 pub use log::LogError;
 pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};
 pub use record::RecordError;

@@ -35,8 +35,13 @@ pub(super) enum Request {
     List {
         reply: oneshot::Sender<Vec<Found>>,
     },
+    TakeInput {
+        id: CommandId,
+        reply: Reply<u64>,
+    },
     Stdin {
         id: CommandId,
+        input: u64,
         offset: u64,
         bytes: Bytes,
         end: bool,

@@ -110,6 +110,8 @@ pub struct SessionState {
     pub ended: Option<Arc<Ended>>,
     /// Its stdin. Nothing after a restart of the agent until the sandbox's init has answered.
     pub stdin: Option<StdinState>,
+    /// How often its stdin was taken over: the number of the [`Input`](super::Input) that counts.
+    pub input: u64,
     /// Where each stream ended, once its last writer closed it; in the order of [`Stream::ALL`].
     pub closed: [Option<u64>; 2],
 }
@@ -121,7 +123,8 @@ pub enum Link {
     Connecting,
     /// Init answers.
     Up,
-    /// It does not, though it was woken and bridged to; tried again with growing pauses. Condition `SessionsUnavailable`.
+    /// It does not, though it was woken and bridged to; tried again with growing pauses. Shown as the
+    /// reason `SessionsUnavailable` of the condition `Ready`.
     Unavailable {
         /// One line for a person.
         why: String,
@@ -140,7 +143,8 @@ pub enum Link {
 pub struct Health {
     /// The channel to init.
     pub link: Link,
-    /// Set while output cannot be stored, with the reason: commands that print are blocked. Condition `LogStorageFull`.
+    /// Set while output cannot be stored, with the reason: commands that print are blocked. Shown as the reason
+    /// `LogStorageFull` of the condition `Ready`.
     pub storage_full: Option<String>,
     /// Init was told host name and the like: nothing until it has answered, then empty or what failed.
     pub setup: Option<String>,

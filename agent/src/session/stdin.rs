@@ -18,6 +18,9 @@ pub enum StdinError {
     /// After a restart of the agent, before init told how far stdin is.
     #[error("how far the command's stdin is will be known once the sandbox's init answers; retry")]
     NotKnown,
+    /// Another client has begun to send it.
+    #[error("another client sends the command's stdin now")]
+    TakenOver,
     /// Bytes are missing in between.
     #[error("stdin at offset {offset} would leave a gap: the next byte is {expected}")]
     Gap {

@@ -74,6 +74,7 @@ pub(crate) async fn drive(
         operation,
         insistence: Insistence::default(),
         away: false,
+        overtaken: false,
         held: VecDeque::new(),
     };
     let left = session.run().await;
@@ -97,6 +98,8 @@ struct Session<'a> {
     insistence: Insistence,
     /// A connection broke and there is no other yet.
     away: bool,
+    /// Another client sends the command's stdin.
+    overtaken: bool,
     /// Output, and what there is to say of it, that waits for room; meanwhile no more is taken from the agent, which then waits
     /// too. It counts as received, so it outlives the connection that it came by.
     held: VecDeque<Piece>,
@@ -179,19 +182,28 @@ impl Session<'_> {
                     }
                     continue;
                 }
-                read = self.local.input.next(), if self.state.room() >= INPUT_CHUNK => read,
+                read = self.local.input.next(), if self.wants_input() => read,
             };
-            // In raw mode ^C is a key, and the only one that can end this wait.
-            let keys = typed.as_deref().unwrap_or_default();
-            if self.local.tty {
-                for _ in keys.iter().filter(|key| **key == INTERRUPT) {
-                    if let Some(signal) = self.insist(SignalKind::interrupt().as_raw_value()) {
-                        return Err(Left::Detached(signal));
-                    }
-                }
+            if let Some(signal) = self.on_keys(&typed) {
+                return Err(Left::Detached(signal));
             }
             self.on_input(typed);
         }
+    }
+
+    /// Whether input is read: there is room for it, or it is a terminal in raw mode, which says by a key that the user leaves.
+    fn wants_input(&self) -> bool {
+        self.state.room() >= INPUT_CHUNK || (self.overtaken && self.local.tty)
+    }
+
+    /// The signal by which the user leaves, if so. In raw mode ^C is a key, and the only one that means this program while keys
+    /// do not reach the command.
+    fn on_keys(&mut self, read: &std::io::Result<Vec<u8>>) -> Option<i32> {
+        let keys = read.as_deref().unwrap_or_default();
+        let is_interrupt = |key: &&u8| self.local.tty && **key == INTERRUPT;
+        let interrupts = keys.iter().filter(is_interrupt).count();
+        let signal = SignalKind::interrupt().as_raw_value();
+        (0..interrupts).find_map(|_| self.insist(signal))
     }
 
     /// Passes everything on over a connection, to the command's end or the connection's.
@@ -208,6 +220,7 @@ impl Session<'_> {
                     match self.receive(reply)? {
                         Received::Attached { created, existed } => self.on_attached(created, existed),
                         Received::Nothing => {}
+                        Received::TakenOver => self.on_taken_over(),
                         Received::Output { stream, lost, data } => {
                             if lost > 0 {
                                 self.held.push_back(notice(&format!(
@@ -244,14 +257,15 @@ impl Session<'_> {
                 }
                 event = self.local.events.next() => {
                     if let Some(signal) = self.on_event(event) {
-                        if self.local.kill_when_left {
-                            self.state.kill();
-                        }
-                        self.farewell(connection).await;
-                        return Ok(Left::Detached(signal));
+                        return Ok(self.leave(connection, signal).await);
                     }
                 }
-                read = self.local.input.next(), if self.state.room() >= INPUT_CHUNK => self.on_input(read),
+                read = self.local.input.next(), if self.wants_input() => {
+                    if self.overtaken && let Some(signal) = self.on_keys(&read) {
+                        return Ok(self.leave(connection, signal).await);
+                    }
+                    self.on_input(read);
+                }
             }
         }
     }
@@ -270,6 +284,13 @@ impl Session<'_> {
         }
     }
 
+    fn on_taken_over(&mut self) {
+        self.overtaken = true;
+        self.held.push_back(notice(
+            "standard input was taken over by another client: none is passed on from here any more",
+        ));
+    }
+
     fn receive(&mut self, reply: SessionResponse) -> Result<Received, Broken> {
         self.state.receive(reply).map_err(|message| {
             Broken::Final(Error::Wrong {
@@ -277,6 +298,15 @@ impl Session<'_> {
                 message,
             })
         })
+    }
+
+    /// Leaves a command that runs. One that another client has taken over is that client's.
+    async fn leave(&mut self, connection: Connection, signal: i32) -> Left {
+        if self.local.kill_when_left && !self.overtaken {
+            self.state.kill();
+        }
+        self.farewell(connection).await;
+        Left::Detached(signal)
     }
 
     /// Sends what still waits to be sent, but not stdin, and gives the agent a moment to act on it.

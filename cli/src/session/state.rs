@@ -53,6 +53,8 @@ pub(crate) enum Received {
         /// The bytes; may be empty.
         data: Vec<u8>,
     },
+    /// Another client sends the command's stdin.
+    TakenOver,
     /// The command's end.
     Exit(Exit),
 }
@@ -137,9 +139,9 @@ impl State {
                         self.open.command_id
                     ));
                 }
-                if self.open.stdin {
-                    if self.exists {
-                        self.stdin.resume(opened.stdin_offset).map_err(|wrong| {
+                match opened.stdin_offset.filter(|_| self.open.stdin) {
+                    Some(offset) if self.exists => {
+                        self.stdin.resume(offset).map_err(|wrong| {
                             format!(
                                 "it wants stdin from byte {}, this program has bytes {} to {}",
                                 wrong.offset,
@@ -147,9 +149,9 @@ impl State {
                                 wrong.kept.end()
                             )
                         })?;
-                    } else {
-                        self.stdin.begin(opened.stdin_offset);
                     }
+                    Some(offset) => self.stdin.begin(offset),
+                    None => self.stdin.close(),
                 }
                 self.open.command_id = opened.command_id;
                 self.exists = true;
@@ -178,6 +180,12 @@ impl State {
                     lost: self.cursor(stream).skip(gap.offset, gap.end),
                     data: Vec::new(),
                 })
+            }
+            Reply::StdinTaken(taken) if taken.taken_over => {
+                // Not asked for again on a later connection either: two programs would take it from each other for ever.
+                self.open.stdin = false;
+                self.stdin.close();
+                Ok(Received::TakenOver)
             }
             Reply::StdinTaken(taken) => {
                 self.stdin.acknowledge(taken.offset).map_err(|wrong| {
@@ -305,7 +313,7 @@ mod tests {
         reply(Reply::Opened(Opened {
             command_id: "one".into(),
             created: true,
-            stdin_offset,
+            stdin_offset: Some(stdin_offset),
         }))
     }
 
@@ -400,6 +408,50 @@ mod tests {
     }
 
     #[test]
+    fn what_the_agent_took_is_kept_until_the_sandbox_has_it() {
+        let mut state = state();
+        state.receive(opened(0)).unwrap();
+        state.push_stdin(b"hello");
+        state.next();
+        // The connection breaks, and then the agent, which had all of it in its memory.
+        state.receive(opened(5)).unwrap();
+        assert_eq!(state.next(), None);
+        state.receive(opened(2)).unwrap();
+        let Some(Ask::Stdin(stdin)) = state.next().and_then(|next| next.kind) else {
+            panic!("stdin expected");
+        };
+        assert_eq!((stdin.offset, &stdin.data[..]), (2, &b"llo"[..]));
+    }
+
+    #[test]
+    fn stdin_that_another_client_took_over_is_not_sent_or_asked_for_again() {
+        let mut state = state();
+        state.receive(opened(0)).unwrap();
+        state.push_stdin(b"hello");
+        let taken = reply(Reply::StdinTaken(StdinTaken {
+            closed: true,
+            taken_over: true,
+            ..StdinTaken::default()
+        }));
+        assert_eq!(state.receive(taken), Ok(Received::TakenOver));
+        assert!(!state.has_next() && state.room() == 0);
+        assert!(!open(&mut state).stdin);
+    }
+
+    #[test]
+    fn the_stdin_of_a_command_that_has_ended_goes_nowhere() {
+        let mut state = state();
+        state.receive(opened(0)).unwrap();
+        state.push_stdin(b"hello");
+        let ended = reply(Reply::Opened(Opened {
+            command_id: "one".into(),
+            ..Opened::default()
+        }));
+        assert!(state.receive(ended).is_ok());
+        assert_eq!(state.next(), None);
+    }
+
+    #[test]
     fn what_is_lost_is_told() {
         let mut state = state();
         let gap = reply(Reply::Gap(Gap {
@@ -432,7 +484,7 @@ mod tests {
         assert!(state.receive(output(Stream::Unspecified, 0, b"x")).is_err());
         let taken = reply(Reply::StdinTaken(StdinTaken {
             offset: 1,
-            closed: false,
+            ..StdinTaken::default()
         }));
         assert!(state.receive(taken).is_err());
         assert!(state.receive(opened(9)).is_err());

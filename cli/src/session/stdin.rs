@@ -62,33 +62,40 @@ impl Window {
         self.base = offset;
     }
 
-    /// A new connection: everything from `offset` on must be sent again.
+    /// A new connection: everything from `offset` on must be sent again. What is before is kept until it is acknowledged: the agent
+    /// has it in its memory alone.
     pub(crate) fn resume(&mut self, offset: u64) -> Result<(), Impossible> {
-        self.sent = 0;
         self.end_sent = false;
-        self.acknowledge(offset)
+        if !self.closed {
+            self.sent = self.place(offset)?;
+        }
+        Ok(())
     }
 
     /// The agent has everything before `offset` safe.
     pub(crate) fn acknowledge(&mut self, offset: u64) -> Result<(), Impossible> {
-        if self.closed {
+        // Of what lies before the first byte of this program, another one has to know.
+        if self.closed || offset < self.base {
             return Ok(());
         }
-        let last = self.base + self.kept.len() as u64;
-        let Some(taken) = offset
-            .checked_sub(self.base)
-            .filter(|_| offset <= last)
-            .and_then(|taken| usize::try_from(taken).ok())
-        else {
-            return Err(Impossible {
-                offset,
-                kept: self.base..=last,
-            });
-        };
+        let taken = self.place(offset)?;
         self.kept.drain(..taken);
         self.sent = self.sent.saturating_sub(taken);
         self.base = offset;
         Ok(())
+    }
+
+    /// Where the byte at `offset` is, or would be next.
+    fn place(&self, offset: u64) -> Result<usize, Impossible> {
+        let last = self.base + self.kept.len() as u64;
+        offset
+            .checked_sub(self.base)
+            .filter(|_| offset <= last)
+            .and_then(|place| usize::try_from(place).ok())
+            .ok_or(Impossible {
+                offset,
+                kept: self.base..=last,
+            })
     }
 
     /// The command takes no more: nothing is kept or sent from now on.

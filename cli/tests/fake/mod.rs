@@ -66,7 +66,7 @@ impl Wire {
         let opened = Opened {
             command_id,
             created,
-            stdin_offset,
+            stdin_offset: Some(stdin_offset),
         };
         assert!(self.send(Reply::Opened(opened)).await);
     }

@@ -178,7 +178,8 @@ fn noise(length: usize) -> Vec<u8> {
 async fn feed(session: &mut Session, input: &[u8], until: usize) -> Result<()> {
     /// Sent at once, and on its way at most.
     const PIECE: usize = 64 << 10;
-    let mut sent = usize::try_from(session.opened.stdin_offset)?;
+    let offset = session.opened.stdin_offset;
+    let mut sent = usize::try_from(offset.context("where stdin goes on")?)?;
     ensure!(
         sent <= input.len(),
         "it has {sent} bytes of stdin and was sent fewer"
@@ -211,7 +212,7 @@ async fn stdin_half_sent() {
         for part in 1..=KILLS {
             let mut session = attach(agent, &sums, b"").await?;
             ensure!(
-                session.opened.stdin_offset >= safe,
+                session.opened.stdin_offset >= Some(safe),
                 "stdin that was safe is lost"
             );
             let until = input.len() * part / (KILLS + 1);

@@ -3,7 +3,7 @@
 use std::process::Output;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cloche_e2e::deadline::within;
 use cloche_e2e::session::{Session, shell};
 use cloche_e2e::{Agent, trial};
@@ -204,5 +204,64 @@ async fn unread(agent: &Agent) -> Result<()> {
     session.signal(10).await?;
     let exit = session.end(LIMIT).await?;
     ensure!(exit.code == 4, "{exit:?}");
+    crowded(agent).await
+}
+
+/// More input than there is room for, and more than one client that sends it.
+async fn crowded(agent: &Agent) -> Result<()> {
+    const PIECE: usize = 64 << 10;
+    let open = |id: &str, command| Open {
+        command_id: id.to_owned(),
+        command: Some(Command {
+            stdin: true,
+            ..command
+        }),
+        stdin: true,
+        ..Open::default()
+    };
+    let fill = async |session: &Session, pieces: usize| {
+        for piece in 0..pieces {
+            let offset = (piece * PIECE) as u64;
+            session.stdin(offset, &b"x".repeat(PIECE), false).await?;
+        }
+        anyhow::Ok(())
+    };
+    // Nothing is taken beyond 1 MiB and a pipe full; the rest waits, and the kill behind it does not.
+    let mut session = Session::open(agent, "box", open("", shell("exec sleep 1006"))).await??;
+    fill(&session, 30).await?;
+    session.kill().await?;
+    let exit = session.end(LIMIT).await?;
+    ensure!(exit.signal == 9, "{exit:?}");
+
+    let mut session = Session::open(agent, "box", open("", shell("exec sleep 1007"))).await??;
+    // It may be told before all is sent.
+    fill(&session, 160).await.ok();
+    let refused = session.end(LIMIT).await.err().context("more was taken")?;
+    let status = refused.chain().find_map(|cause| cause.downcast_ref());
+    let code = status.map(tonic::Status::code);
+    ensure!(code == Some(tonic::Code::OutOfRange), "{refused:?}");
+
+    let open = || open("shared", shell("cat; exit 7"));
+    let mut first = Session::open(agent, "box", open()).await??;
+    first.stdin(0, b"one ", false).await?;
+    let echoed = |text: &'static [u8]| move |session: &Session| session.stdout == text;
+    first.until("one is echoed", LIMIT, echoed(b"one ")).await?;
+    let mut second = Session::open(agent, "box", open()).await??;
+    let offset = second.opened.stdin_offset;
+    ensure!(!second.opened.created && offset == Some(4), "{second:?}");
+    // Refused without a word but the one that it was taken over.
+    first.stdin(4, b"lost", true).await?;
+    second.stdin(4, b"two", true).await?;
+    for session in [&mut first, &mut second] {
+        let exit = session.end(LIMIT).await?;
+        ensure!(
+            exit.code == 7 && session.stdout == b"one two",
+            "{session:?}"
+        );
+    }
+    ensure!(
+        first.taken_over && !second.taken_over,
+        "{first:?} {second:?}"
+    );
     Ok(())
 }

@@ -88,7 +88,7 @@ pub struct Open {
     pub stdout_offset: u64,
     #[prost(uint64, tag = "5")]
     pub stderr_offset: u64,
-    /// This client sends stdin. It begins at the offset of the first `opened`.
+    /// This client sends stdin, and takes it over from any other that does. It begins at the offset of the first `opened`.
     #[prost(bool, tag = "6")]
     pub stdin: bool,
     /// Milliseconds after which the command is killed once no client is attached; 0: never. Only with `command`.
@@ -129,6 +129,8 @@ pub struct TerminalSize {
     #[prost(uint32, tag = "2")]
     pub columns: u32,
 }
+/// At most 1 MiB may be sent beyond the last `stdin_taken` (before there is one, beyond the offset of `opened`); what is far beyond
+/// ends the stream with OUT_OF_RANGE. Bytes that were sent before are skipped.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Stdin {
     #[prost(uint64, tag = "1")]
@@ -173,9 +175,10 @@ pub struct Opened {
     /// Whether this request made the session.
     #[prost(bool, tag = "2")]
     pub created: bool,
-    /// Where stdin must go on.
-    #[prost(uint64, tag = "3")]
-    pub stdin_offset: u64,
+    /// Where stdin must go on: of what is before, a client keeps what `stdin_taken` has not passed, since an agent that is restarted
+    /// asks for it again. Absent where the client sends no stdin, or the command has ended.
+    #[prost(uint64, optional, tag = "3")]
+    pub stdin_offset: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Output {
@@ -205,10 +208,13 @@ pub struct StdinTaken {
     /// No more is taken.
     #[prost(bool, tag = "2")]
     pub closed: bool,
+    /// Another client sends the command's stdin from now on; `closed` is set, and the offset says nothing.
+    #[prost(bool, tag = "3")]
+    pub taken_over: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Exit {
-    /// 0 to 255; 128 + signal where a signal ended it.
+    /// 0 to 255; 128 + signal where a signal ended it, or 137 where its sandbox did; -1 where how it ended cannot be told.
     #[prost(int32, tag = "1")]
     pub code: i32,
     #[prost(int32, tag = "2")]

@@ -28,6 +28,7 @@ use super::log::{Done, Job, Tails};
 use super::record::Record;
 use super::request::{NewSession, Request};
 use super::state::{Ended, Outcome, SessionState};
+use super::stdin::StdinError;
 use super::wire::Wire;
 use crate::clock::Now;
 
@@ -74,6 +75,8 @@ struct Entry {
     recording: Recording,
     /// When the command began to run, as far as this agent has heard.
     started: Option<Now>,
+    /// The number of the client that may send stdin, counted in this agent's life.
+    input: u64,
 }
 
 impl Entry {
@@ -192,6 +195,7 @@ impl Table {
                 life,
                 recording,
                 started: None,
+                input: 0,
             },
         );
         self.stale = true;
@@ -220,17 +224,27 @@ impl Table {
                         .collect(),
                 ),
             ),
+            Request::TakeInput { id, reply } => {
+                let result = self.usable(&id).map(|()| self.take_input(&id));
+                self.publish(&id);
+                drop(reply.send(result));
+            }
             Request::Stdin {
                 id,
+                input,
                 offset,
                 bytes,
                 end,
                 reply,
             } => {
+                let newest = self.entries.get(&id).map(|entry| entry.input);
                 let result = self.usable(&id).and_then(|()| {
-                    self.epoch
-                        .stdin(&id, offset, &bytes, end)
-                        .map_err(SessionError::from)
+                    let accepted = if newest == Some(input) {
+                        self.epoch.stdin(&id, offset, &bytes, end)
+                    } else {
+                        Err(StdinError::TakenOver)
+                    };
+                    accepted.map_err(SessionError::from)
                 });
                 self.publish(&id);
                 drop(reply.send(result));
@@ -267,6 +281,13 @@ impl Table {
                 drop(reply.send(result));
             }
         }
+    }
+
+    fn take_input(&mut self, id: &CommandId) -> u64 {
+        self.entries.get_mut(id).map_or(0, |entry| {
+            entry.input += 1;
+            entry.input
+        })
     }
 
     fn away(&self) -> SessionError {
@@ -505,6 +526,7 @@ impl Table {
             started: entry.started.filter(|_| !is_ending),
             ended: entry.record.ended.clone(),
             stdin: wire.stdin.state(),
+            input: entry.input,
             closed,
         };
         let all_closed = closed.iter().all(Option::is_some);
