@@ -73,7 +73,11 @@ async fn talk(
         }
         kills += 1;
         agent.restart_with_fault(faults.next().copied())?;
-        agent.serves().await?;
+        // It adopts a sandbox that prints, and may pass its fault point before anyone has seen it serve.
+        while let Err(problem) = agent.serves().await {
+            agent.wait_for_fault().await.context(problem)?;
+            agent.restart_with_fault(faults.next().copied())?;
+        }
     }
 }
 
