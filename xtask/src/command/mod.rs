@@ -266,6 +266,15 @@ impl Service {
         Ok(())
     }
 
+    /// Waits for it to end by itself; an error unless it succeeds in time.
+    pub(crate) fn finish(mut self, limit: Duration) -> Result<()> {
+        if !self.is_over(limit, "its end")? {
+            bail!("{}: not done after {} s", self.line, limit.as_secs());
+        }
+        let status = self.leader.reap()?;
+        succeeded(status, &self.line)
+    }
+
     /// Asks it to end, and waits.
     pub(crate) fn stop(mut self, limit: Duration) -> Result<()> {
         self.leader.signal(Signal::SIGTERM)?;

@@ -21,6 +21,8 @@ use remains::Remains;
 
 /// The agent's runtime folder: short, because the paths of sockets are.
 const RUN: &str = "/run/cloche-try";
+/// How long the build may take.
+const BUILD: Duration = Duration::from_mins(30);
 /// The agent's cgroup.
 const CGROUP: &str = "cloche-try";
 
@@ -31,12 +33,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     }
     package::install(package::NODE)?;
     package::install(package::IMAGES)?;
-    let artifacts = artifact::build(workspace)?;
-    Command::cargo()
-        .args(["build", "--quiet", "--workspace", "--bins", FEATURES])
-        .directory(workspace.root())
-        .limit(Duration::from_mins(30))
-        .run()?;
+    let artifacts = build(workspace)?;
 
     let _alone = lock()?;
     let trial = Trial::prepare(workspace, &artifacts)?;
@@ -52,6 +49,22 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     std::fs::remove_dir_all(RUN).with_context(|| format!("remove {RUN}"))?;
     println!("try: ok");
     Ok(())
+}
+
+/// Builds everything; the programs beside the artifacts, since downloads, links and unpacking leave processors idle.
+fn build(workspace: &Workspace) -> Result<Artifacts> {
+    let log = workspace.target().join("try-build.log");
+    let programs = Command::cargo()
+        .args(["build", "--quiet", "--workspace", "--bins", FEATURES])
+        .directory(workspace.root())
+        .start(&log)?;
+    let artifacts = artifact::build(workspace)?;
+    println!("xtask: building the agent (some minutes the first time)");
+    if let Err(error) = programs.finish(BUILD) {
+        print!("{}", tail(&log));
+        return Err(error);
+    }
+    Ok(artifacts)
 }
 
 /// One trial at a time on a machine.
