@@ -33,6 +33,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A log that cannot be written, on a full disk or to a reader that has gone, is no reason to end.
+        .log_internal_errors(false)
         .init();
     end_at_panic();
     match run(Cli::parse()) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// How often something without an event is looked at.
@@ -41,20 +41,4 @@ pub async fn until<T>(
         }
     })
     .await
-}
-
-/// The same for something that must hold all the time: an error as soon as `look` has one, well after `span`.
-pub async fn throughout(span: Duration, mut look: impl AsyncFnMut() -> Result<()>) -> Result<()> {
-    let looking = async {
-        let mut ticks = interval(LOOK);
-        loop {
-            ticks.tick().await;
-            look().await?;
-        }
-    };
-    match timeout(span, looking).await {
-        Err(_) => Ok(()),
-        Ok(Err::<(), _>(problem)) => Err(problem),
-        Ok(Ok(())) => bail!("the look ended by itself"),
-    }
 }

@@ -53,6 +53,13 @@ impl Groups {
         })
     }
 
+    /// Makes the parent, and tells its folder in the first hierarchy.
+    pub fn make_parent_folder(&self) -> Result<PathBuf, CgroupError> {
+        self.make_parent()?;
+        let hierarchy = self.layout.require("memory")?;
+        Ok(self.parent_in(hierarchy))
+    }
+
     /// The machine's hierarchies.
     pub fn layout(&self) -> &Layout {
         &self.layout

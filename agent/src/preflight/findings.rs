@@ -42,6 +42,8 @@ pub enum Run {
 pub struct Directory {
     /// Which one.
     pub path: PathBuf,
+    /// There was no room for what was tried; then the three that follow are told as good.
+    pub full: bool,
     /// Making it, and a file in it.
     pub writable: Result<(), String>,
     /// A file without a name (`O_TMPFILE`).

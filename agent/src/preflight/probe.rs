@@ -53,10 +53,11 @@ pub async fn probe(wanted: &Wanted) -> io::Result<Findings> {
             .map_err(|error| chain(&error)),
         kernel_log: oom_lines().map(drop).map_err(|error| error.to_string()),
         runsc: finish(process::command(&wanted.runsc).arg("--version")).await,
-        mkfs_erofs: match &state.writable {
-            Ok(()) => image(wanted).await,
+        mkfs_erofs: if state.writable.is_ok() && !state.full {
+            image(wanted).await
+        } else {
             // Not its fault, and reported already.
-            Err(_) => Run::Succeeded(String::new()),
+            Run::Succeeded(String::new())
         },
         state,
         run,
@@ -134,22 +135,39 @@ async fn image(wanted: &Wanted) -> Run {
 }
 
 fn directory(path: &Path) -> Directory {
-    let text = |error: io::Error| error.to_string();
+    let mut full = false;
+    let mut told = |tried: io::Result<()>| match tried {
+        Err(error) if is_full(&error) => {
+            full = true;
+            Ok(())
+        }
+        other => other.map_err(|error| error.to_string()),
+    };
     let probe = path.join(format!(".preflight-{}-file", std::process::id()));
-    let writable = fs::create_dir_all(path)
-        .and_then(|()| fs::write(&probe, "x"))
-        .and_then(|()| fs::remove_file(&probe))
-        .map_err(text);
+    let wrote = fs::create_dir_all(path).and_then(|()| fs::write(&probe, "x"));
+    let removed = match fs::remove_file(&probe) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    let writable = told(wrote.and(removed));
+    let without_name = told(unnamed(path).map(drop));
+    let holes = unnamed(path).or_else(|_| named(path));
+    let holes = told(holes.and_then(|file| punch(&file)));
     Directory {
         path: path.to_owned(),
+        full,
         writable,
-        unnamed: unnamed(path).map(drop).map_err(text),
-        holes: unnamed(path)
-            .or_else(|_| named(path))
-            .and_then(|file| punch(&file))
-            .map_err(text),
+        unnamed: without_name,
+        holes,
         executable: statvfs(path).is_ok_and(|fs| !fs.flags().contains(FsFlags::ST_NOEXEC)),
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 fn unnamed(path: &Path) -> io::Result<fs::File> {

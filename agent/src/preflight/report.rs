@@ -209,6 +209,14 @@ fn directory(found: &Directory, state: bool, problems: &mut Vec<Problem>) {
         ));
         return;
     }
+    if found.full {
+        problems.push(Problem {
+            what: format!("the file system of {path} is full, so that nothing new can start"),
+            remedy: "delete sandboxes that fill it, or make room".to_owned(),
+            // Those that run have to be looked after all the more, and deleting the one that fills it needs an agent.
+            fatal: false,
+        });
+    }
     if !state {
         return;
     }
@@ -257,6 +265,7 @@ mod tests {
     fn directory(path: &str) -> Directory {
         Directory {
             path: path.into(),
+            full: false,
             writable: Ok(()),
             unnamed: Ok(()),
             holes: Ok(()),
@@ -325,7 +334,11 @@ mod tests {
     #[test]
     fn each_lack_is_one_problem_that_says_what_to_do() {
         let no = || Err("no such luck".to_owned());
-        let cases: [Case; 19] = [
+        let cases: [Case; 20] = [
+            (
+                |f| f.state.full = true,
+                &["/var/lib/cloche is full", "delete sandboxes"],
+            ),
             (
                 |f| {
                     f.uid = 1000;

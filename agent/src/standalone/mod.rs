@@ -7,8 +7,8 @@
 mod options;
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ const UNCLAIMED_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(options: Options) -> Result<()> {
-    let _lock = lock(&options).await?;
+    let _locks = lock(&options).await?;
     orphan::become_subreaper().context("adopt orphans")?;
     let (node, supervisor) = prepare(&options).await?;
     let socket = options
@@ -127,9 +127,10 @@ pub async fn run(options: Options) -> Result<()> {
     ended
 }
 
-/// One agent per state folder. What a killed one was about to start holds its lock until it is a program of its own (seen: some
+/// One agent per state, run and manifest folder, and per parent group: whatever it finds in them that it does not know it takes for
+/// its own of old, and removes. What a killed one was about to start holds its locks until it is a program of its own (seen: some
 /// milliseconds), so a lock that is held is asked for again until [`LOCK_WAIT`] is over.
-async fn lock(options: &Options) -> Result<Flock<File>> {
+async fn lock(options: &Options) -> Result<Vec<Flock<File>>> {
     let known = options.state.join("sandboxes");
     if !options.manifests.exists()
         && known
@@ -149,25 +150,24 @@ async fn lock(options: &Options) -> Result<Flock<File>> {
             .create(folder)
             .with_context(|| format!("make the folder {}", folder.display()))?;
     }
-    let path = options.state.join("lock");
-    let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .with_context(|| format!("open {}", path.display()))?;
+    let group = Groups::open(&options.cgroup_parent)?.make_parent_folder()?;
     let until = clock::now().boot + LOCK_WAIT;
+    let mut locks = Vec::new();
+    for folder in [&options.state, &options.run, &options.manifests, &group] {
+        locks.push(lock_folder(folder, until).await?);
+    }
+    Ok(locks)
+}
+
+async fn lock_folder(folder: &Path, until: Duration) -> Result<Flock<File>> {
+    let mut file = File::open(folder).with_context(|| format!("open {}", folder.display()))?;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((unlocked, Errno::EWOULDBLOCK)) if clock::now().boot < until => file = unlocked,
             Err((_, errno)) => {
                 return Err(errno).with_context(|| {
-                    format!(
-                        "lock {}: another agent runs on this state folder",
-                        path.display()
-                    )
+                    format!("lock {}: another agent runs on it", folder.display())
                 });
             }
         }

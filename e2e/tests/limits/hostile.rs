@@ -218,7 +218,7 @@ async fn with_small_disk(
     agent: &mut Agent,
     disk: &Path,
     size: &str,
-    body: impl AsyncFnOnce(&Agent) -> Result<()>,
+    body: impl AsyncFnOnce(&mut Agent) -> Result<()>,
 ) -> Result<()> {
     agent.stop().await?;
     mount(
@@ -288,6 +288,9 @@ async fn a_full_disk_is_freed_by_a_deletion() {
                 Ok((disk.blocks_free() == 0).then_some(()))
             })
             .await?;
+            // Nor does it keep an agent from starting: who else would free it?
+            agent.kill().await?;
+            agent.restart().await?;
             let mut client = agent.client().await?;
             client.delete("full").await?;
             agent.wait_gone("full", Duration::from_secs(10)).await?;
