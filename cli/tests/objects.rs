@@ -199,6 +199,21 @@ fn waits() {
     assert_eq!(fake.run(&["wait", "demo", "--for=delete"]).code, 0);
     assert_eq!(fake.run(&["wait", "demo", "--for=nonsense"]).code, 1);
 
+    // One that was just put down is not there yet.
+    let child = fake.spawn(&["wait", "demo", "--for=phase=Running"]);
+    fake.set_object(Some(sandbox("demo", "Running")));
+    let done = Done::of(child.wait_with_output().unwrap());
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    fake.set_object(None);
+    let absent = ["wait", "demo", "--for=condition=Ready", "--timeout", "50ms"];
+    let done = fake.run(&absent);
+    assert_eq!(done.code, 1);
+    assert!(
+        done.stderr.ends_with("it is now not there\n"),
+        "{}",
+        done.stderr
+    );
+
     fake.set_object(Some(sandbox("demo", "Starting")));
     let done = fake.run(&["wait", "demo", "--for=condition=Ready", "--timeout", "50ms"]);
     assert_eq!(done.code, 1);

@@ -1,8 +1,9 @@
 //! The CRD as the apiserver gets it: derived from the types, with the bounds and rules that the types do not tell.
 //!
-//! Each bound is the twin of a rule in [`rules`](crate::rules), and the table of accept and deny runs through both. Three of those rules
-//! have no twin here, since the schema language cannot say them at a cost that it allows: that command, args and env fit together
-//! (`process-size`), the exact grammar of registry hosts (`image`), and rounding of quantities. The agent has the last word.
+//! Each bound is the twin of a rule in [`rules`](crate::rules). Some of those rules are stricter, since the schema language cannot say
+//! them at a cost that it allows: that command, args and env fit together (`process-size`), the exact grammar of registry hosts (`image`),
+//! rounding of quantities, and lengths, which the schema counts in characters and the rules in bytes. An update that writes `cpu: "1"`
+//! for `cpu: 1` changes nothing for the rules, and is refused here. The agent has the last word.
 //!
 //! Rules that look at what was before compare presence and value on the parent: a rule on an optional field alone is evaded by
 //! removing the field and putting it back. Rules at the root only compare: one that a stored object could break would also refuse
@@ -260,7 +261,7 @@ fn transitions() -> Value {
         kept("termination", "status.termination cannot change or vanish: an end is told once"),
         {
             "rule": format!(
-                "!has(oldSelf.status) || !has(oldSelf.status.termination) || (has(self.status) && self.status.phase == oldSelf.status.phase && {} == {})",
+                "!has(oldSelf.status) || !has(oldSelf.status.termination) || (has(self.status) && has(self.status.phase) == has(oldSelf.status.phase) && (!has(self.status.phase) || self.status.phase == oldSelf.status.phase) && {} == {})",
                 of("self"),
                 of("oldSelf"),
             ),

@@ -37,11 +37,11 @@ pub(super) async fn wait(context: &Context, args: &Wait) -> Result<(), Error> {
         name: args.name.clone(),
         state: goal.to_string(),
         seconds: args.timeout.as_secs(),
-        now: last.map_or_else(|| "not known".to_owned(), |object| object.summary()),
+        now: last.map_or_else(|| "not there".to_owned(), |object| object.summary()),
     })
 }
 
-/// Follows the sandbox to the goal; `last` is how it was last seen.
+/// Follows the sandbox to the goal, also one that is not there yet; `last` is how it was last seen.
 pub(super) async fn follow(
     context: &Context,
     goal: &Goal,
@@ -52,6 +52,10 @@ pub(super) async fn follow(
     loop {
         let object = watch.next().await?;
         let was_there = last.is_some();
+        if object.is_none() && !was_there && *goal != Goal::Deleted {
+            // A manifest that was just put down shows a moment later.
+            continue;
+        }
         if let Some(object) = &object {
             *last = Some(object.clone());
         }

@@ -1,7 +1,7 @@
 //! The rules that an object has to keep, each one function, and what a valid one means.
 //!
 //! Every rule looks at the whole object and names *all* that breaks it: a user mends a manifest once. Each is the twin of a rule
-//! in the CRD's schema; `tests/rules/*.yaml` is the table of what both accept and deny.
+//! in the CRD's [`schema`](crate::schema); `tests/rules/*.yaml` is the table of what they accept and deny.
 
 mod command;
 mod environment;

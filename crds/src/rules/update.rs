@@ -1,7 +1,9 @@
 //! What can change while a sandbox exists.
 
+use std::collections::BTreeMap;
+
 use super::Violation;
-use crate::sandbox::{Sandbox, SandboxSpec};
+use crate::sandbox::{EnvVar, Sandbox, SandboxSpec};
 
 /// Everything in `new` that cannot follow `old`: all of the spec but `lifecycle`.
 ///
@@ -26,7 +28,7 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
         ("spec.imagePullPolicy", *image_pull_policy == new.image_pull_policy),
         ("spec.command", *command == new.command),
         ("spec.args", *args == new.args),
-        ("spec.env", *env == new.env),
+        ("spec.env", by_name(env.as_ref()) == by_name(new.env.as_ref())),
         ("spec.workingDir", *working_dir == new.working_dir),
         ("spec.shell", *shell == new.shell),
         ("spec.hostname", *hostname == new.hostname),
@@ -41,4 +43,14 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
         )
     })
     .collect()
+}
+
+/// The apiserver too compares this list by name, whatever its order.
+fn by_name(env: Option<&Vec<EnvVar>>) -> Option<BTreeMap<&str, &EnvVar>> {
+    let variables = env?.iter();
+    Some(
+        variables
+            .map(|variable| (variable.name.as_str(), variable))
+            .collect(),
+    )
 }

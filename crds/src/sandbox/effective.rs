@@ -1,5 +1,6 @@
 //! What a spec means after validation and defaults: plain values, nothing left to parse.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -119,12 +120,19 @@ impl Effective {
         *image == other.image
             && *pull_policy == other.pull_policy
             && *main == other.main
-            && *env == other.env
+            && by_name(env) == by_name(&other.env)
             && *working_dir == other.working_dir
             && *shell == other.shell
             && *hostname == other.hostname
             && *resources == other.resources
     }
+}
+
+/// Variables whatever their order, which means nothing: no two have one name.
+fn by_name(env: &[EnvValue]) -> BTreeMap<&str, &str> {
+    env.iter()
+        .map(|variable| (variable.name.as_str(), variable.value.as_str()))
+        .collect()
 }
 
 /// What runs as the sandbox's own command.

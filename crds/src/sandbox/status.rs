@@ -139,8 +139,8 @@ pub struct Termination {
     /// Who is at fault.
     #[schemars(with = "String")]
     pub failure_domain: FailureDomain,
-    /// One line for a person: what happened, to what, and what to do. At most
-    /// [`MAX_MESSAGE`](crate::condition::MAX_MESSAGE) bytes.
+    /// One line for a person: what happened, to what, and what to do. At most 4096
+    /// bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// The main process's exit code, 0 to 255; 128 + signal where a signal ended it. Absent where it never ran to an end.

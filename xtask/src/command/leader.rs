@@ -1,4 +1,4 @@
-//! Child processes, and the two signals that end xtask.
+//! Child processes, and the signals that end xtask.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, ExitStatus};
@@ -12,8 +12,15 @@ use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-/// Set by SIGINT or SIGTERM: from then on nothing is started.
+/// Set by one of [`ENDING`]: from then on nothing is started.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// What ends xtask, and with it what it has started.
+const ENDING: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
 /// Between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -101,8 +108,9 @@ impl Signals {
     pub(super) fn block() -> Result<Self> {
         let before = SigSet::thread_get_mask().context("read the signal mask")?;
         let mut mask = SigSet::empty();
-        mask.add(Signal::SIGINT);
-        mask.add(Signal::SIGTERM);
+        for signal in ENDING {
+            mask.add(signal);
+        }
         mask.thread_block().context("block signals")?;
         let fd = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC).context("open a signalfd")?;
         Ok(Self { fd, before })

@@ -181,6 +181,12 @@ impl Command {
         for name in OWN {
             command.env_remove(name);
         }
+        if let Some(path) = std::env::var_os("PATH") {
+            // What a shell from a plain `su` lacks.
+            let mut path = path;
+            path.push(":/usr/sbin:/sbin");
+            command.env("PATH", path);
+        }
         command
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
@@ -254,16 +260,19 @@ impl Service {
         mut condition: impl FnMut() -> bool,
     ) -> Result<()> {
         let watch = Stopwatch::start();
-        while !condition() {
+        loop {
+            // First: what an earlier process of the kind left behind may hold the condition.
             if self.is_over(Duration::from_millis(20), what)? {
                 let status = self.leader.reap()?;
                 bail!("{}: {status} before {what}", self.line);
+            }
+            if condition() {
+                return Ok(());
             }
             if watch.elapsed() > limit {
                 bail!("{}: not {what} after {} s", self.line, limit.as_secs());
             }
         }
-        Ok(())
     }
 
     /// Waits for it to end by itself; an error unless it succeeds in time.
