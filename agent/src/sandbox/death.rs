@@ -24,14 +24,34 @@ pub(super) fn of_image(error: &ImageError) -> Cause {
     )
 }
 
-/// A start that failed: by a limit that cannot be set, or by the runtime.
-pub(super) fn of_start(error: &dyn Error, is_limit: bool) -> Cause {
-    let reason = if is_limit {
+/// A start that failed: for want of room on the node's disk, by a limit that cannot be set, or by the runtime.
+pub(super) fn of_start(error: &(dyn Error + 'static), is_limit: bool) -> Cause {
+    let reason = if is_full(error) {
+        Reason::NodeRejected
+    } else if is_limit {
         Reason::CannotEnforce
     } else {
         Reason::RuntimeCrashed
     };
     Cause::new(reason, FailureDomain::Infrastructure, chain(error))
+}
+
+fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let is_it = |error: &(dyn Error + 'static)| {
+        let kind = error.downcast_ref().map(std::io::Error::kind);
+        matches!(
+            kind,
+            Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+        )
+    };
+    let mut at = Some(error);
+    while let Some(error) = at {
+        if is_it(error) {
+            return true;
+        }
+        at = error.source();
+    }
+    false
 }
 
 /// Something that cannot be unless the agent has a bug.
@@ -230,5 +250,26 @@ fn explain(
                 None => "gVisor's sentry was killed or ended; status unknown".to_owned(),
             },
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::InstanceError;
+    use crate::ledger::LedgerError;
+
+    #[test]
+    fn a_full_disk_is_no_crash_of_the_runtime() {
+        let of = |errno: i32| {
+            let error = InstanceError::Ledger(LedgerError::File {
+                operation: "write",
+                path: "/state/instances/i/record.json".into(),
+                source: std::io::Error::from_raw_os_error(errno),
+            });
+            of_start(&error, error.is_limit()).reason
+        };
+        assert_eq!(of(nix::libc::ENOSPC), Reason::NodeRejected);
+        assert_eq!(of(nix::libc::EIO), Reason::RuntimeCrashed);
     }
 }
