@@ -7,10 +7,11 @@
 //! - output for the logs: one batch in flight and one of [`BATCH`] bytes; then the pipe is not read, so the holder blocks, so
 //!   the command does.
 
+mod pipes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use cloche_proto::frame::NONCE;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -19,6 +20,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
+use self::pipes::{readable, writable};
 use super::bridge::{Bridge, BridgeError, Pipes};
 use super::epoch::Event;
 use super::identity::CommandId;
@@ -39,8 +41,6 @@ const BATCH: usize = 512 * 1024;
 const READ: usize = 128 * 1024;
 /// Reads in one turn of the task.
 const READS: usize = 8;
-/// Size asked for each pipe, in bytes: a whole stream buffer, so that the holder seldom waits for us.
-const PIPE: usize = 1024 * 1024;
 /// How long a bridge may take to be made.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before output is asked for again that could not be stored.
@@ -52,8 +52,6 @@ const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 pub(super) type EndAll = (String, oneshot::Sender<()>);
 
 type Connecting = BoxFuture<'static, Result<Pipes, BridgeError>>;
-/// How a pipe is read, which does not block.
-type Read = fn(&pipe::Receiver, &mut [u8]) -> std::io::Result<usize>;
 type Writing = BoxFuture<'static, Result<(Store, Done), JoinError>>;
 type Recorded = (CommandId, Result<(), RecordError>);
 
@@ -324,86 +322,6 @@ impl Channel {
         }
     }
 
-    fn take_pipes(&mut self, pipes: Pipes, donated: bool, now: Now) {
-        for end in [&pipes.from_guest, &pipes.to_guest] {
-            // A smaller pipe is only slower.
-            if let Err(error) = rustix::pipe::fcntl_setpipe_size(end, PIPE) {
-                tracing::debug!(%error, "pipe not enlarged");
-            }
-        }
-        let opened = pipe::Receiver::from_owned_fd(pipes.from_guest)
-            .and_then(|receiver| Ok((receiver, pipe::Sender::from_owned_fd(pipes.to_guest)?)));
-        match opened {
-            Ok(opened) => {
-                self.pipes = Some(opened);
-                self.greet(true, donated, now);
-            }
-            Err(error) => self.fail(format!("its pipes cannot be used: {error}"), now),
-        }
-    }
-
-    /// Opens an epoch.
-    fn greet(&mut self, new_pipes: bool, donated: bool, now: Now) {
-        let mut nonce = [0; NONCE];
-        match rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()) {
-            Ok(NONCE) => {
-                self.table.epoch.begin(nonce, new_pipes);
-                self.liveness.greeting(now.boot, donated);
-            }
-            // 16 bytes are never cut short once the kernel's pool is ready, which it was before this agent ran.
-            Ok(_) | Err(_) => self.fail("the kernel gave no random bytes".to_owned(), now),
-        }
-    }
-
-    fn fail(&mut self, why: String, now: Now) {
-        tracing::debug!(%why, "channel to cloche-init");
-        self.liveness.failed(now.boot);
-        self.table.unavailable = self.liveness.is_unavailable().then_some(why);
-    }
-
-    fn lose_pipes(&mut self) {
-        self.pipes = None;
-        self.table.epoch.close();
-    }
-
-    /// One read; how many bytes came. Less than [`READ`] where there is no more for now.
-    fn read(&mut self, now: Now) -> usize {
-        self.read_by(pipe::Receiver::try_read, now)
-    }
-
-    fn read_by(&mut self, read: Read, now: Now) -> usize {
-        let Some((receiver, _)) = &self.pipes else {
-            return 0;
-        };
-        let count = match read(receiver, &mut self.buffer) {
-            Ok(0) => {
-                self.lose_pipes();
-                self.fail("it closed its end of the pipes".to_owned(), now);
-                return 0;
-            }
-            Ok(count) => count,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return 0,
-            Err(error) => {
-                self.lose_pipes();
-                self.fail(format!("its pipe cannot be read: {error}"), now);
-                return 0;
-            }
-        };
-        let heard = self.table.epoch.heard();
-        let mut events = std::mem::take(&mut self.events);
-        self.table
-            .epoch
-            .on_bytes(&self.buffer[..count], &mut events);
-        for event in events.drain(..) {
-            self.on_event(event, now);
-        }
-        self.events = events;
-        if self.table.epoch.is_open() && self.table.epoch.heard() > heard {
-            self.liveness.heard(now.boot);
-        }
-        count
-    }
-
     fn on_event(&mut self, event: Event, now: Now) {
         match &event {
             Event::Opened { .. } => {
@@ -449,25 +367,6 @@ impl Channel {
             Event::Changed { .. } | Event::Output(_) | Event::Pong(_) => {}
         }
         self.table.on_event(event, now);
-    }
-
-    fn flush(&mut self, now: Now) {
-        while !self.table.epoch.outbox.is_empty() {
-            let Some((_, sender)) = &self.pipes else {
-                return;
-            };
-            let outbox = &mut self.table.epoch.outbox;
-            match sender.try_write_vectored(&outbox.slices()) {
-                Ok(count) => outbox.advance(count),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    self.lose_pipes();
-                    self.fail(format!("its pipe cannot be written: {error}"), now);
-                    return;
-                }
-            }
-            self.table.epoch.pump();
-        }
     }
 
     fn start_batch(&mut self) {
@@ -526,20 +425,6 @@ impl Channel {
         }
     }
 
-    /// Reads what is left in the pipe of a sandbox that has ended. It holds no more than a pipe does. Asks the kernel itself: the
-    /// runtime may not have heard yet of what came last.
-    fn drain(&mut self, now: Now) {
-        let ask: Read =
-            |receiver, buffer| rustix::io::read(receiver, buffer).map_err(std::io::Error::from);
-        let mut drained = 0;
-        while drained < 2 * PIPE {
-            match self.read_by(ask, now) {
-                0 => break,
-                count => drained += count,
-            }
-        }
-    }
-
     /// The steps of the end, each once the one before is done.
     fn finish(&mut self, now: Now) {
         let written = self.table.batch.is_empty() && self.writing.is_none();
@@ -585,19 +470,6 @@ impl Channel {
             }
             *health != before
         });
-    }
-}
-
-async fn readable(pipes: Option<&(pipe::Receiver, pipe::Sender)>) {
-    if let Some((receiver, _)) = pipes {
-        // An error shows again when it is read.
-        drop(receiver.readable().await);
-    }
-}
-
-async fn writable(pipes: Option<&(pipe::Receiver, pipe::Sender)>) {
-    if let Some((_, sender)) = pipes {
-        drop(sender.writable().await);
     }
 }
 

@@ -8,6 +8,7 @@
 //! ```
 
 mod ending;
+mod request;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,20 +16,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use cloche_proto::frame::codec;
-use cloche_proto::frame::{self, Down, DownKind, MAX_SESSIONS};
+use cloche_proto::frame;
 use tokio::sync::{Notify, oneshot, watch};
 
 use self::ending::{missing, outcome};
+use self::request::create_frame;
 use super::epoch::{Epoch, Event};
 use super::error::SessionError;
 use super::identity::CommandId;
 use super::life::{Due, Life, SETTLE};
 use super::log::{Done, Job, Tails};
 use super::record::Record;
-use super::request::{NewSession, Request};
 use super::state::{Ended, Outcome, SessionState};
-use super::stdin::StdinError;
 use super::wire::Wire;
 use crate::clock::Now;
 
@@ -205,210 +204,6 @@ impl Table {
     pub(in crate::session) fn is_running(&mut self) -> bool {
         self.refresh();
         self.running
-    }
-
-    pub(in crate::session) fn on_request(&mut self, request: Request, now: Now) {
-        // A reply that nobody waits for any more is no failure: the request stands, as it does after a crash of the client.
-        match request {
-            Request::Create { id, new, reply } => self.create(id, new, reply, now),
-            Request::Get { id, reply } => drop(reply.send(self.get(&id))),
-            Request::List { reply } => drop(
-                reply.send(
-                    self.entries
-                        .values()
-                        .filter(|entry| {
-                            !entry.life.collecting
-                                && !matches!(entry.recording, Recording::First(_))
-                        })
-                        .map(|entry| entry.found(false))
-                        .collect(),
-                ),
-            ),
-            Request::TakeInput { id, reply } => {
-                let result = self.usable(&id).map(|()| self.take_input(&id));
-                self.publish(&id);
-                drop(reply.send(result));
-            }
-            Request::Stdin {
-                id,
-                input,
-                offset,
-                bytes,
-                end,
-                reply,
-            } => {
-                let newest = self.entries.get(&id).map(|entry| entry.input);
-                let result = self.usable(&id).and_then(|()| {
-                    let accepted = if newest == Some(input) {
-                        self.epoch.stdin(&id, offset, &bytes, end)
-                    } else {
-                        Err(StdinError::TakenOver)
-                    };
-                    accepted.map_err(SessionError::from)
-                });
-                self.publish(&id);
-                drop(reply.send(result));
-            }
-            Request::Signal { id, signal, reply } => {
-                let result = self.usable(&id);
-                if result.is_ok() {
-                    self.epoch.signal(&id, signal);
-                    // Tells whether init is there to do it.
-                    self.epoch.ping_if_open();
-                }
-                drop(reply.send(result));
-            }
-            Request::Resize { id, size, reply } => {
-                let result = self.usable(&id);
-                if result.is_ok() {
-                    self.epoch.resize(&id, size);
-                }
-                drop(reply.send(result));
-            }
-            Request::Terminate { id, reply } => {
-                let result = self.usable(&id);
-                if result.is_ok() {
-                    self.epoch.terminate(&id);
-                    self.epoch.ping_if_open();
-                }
-                drop(reply.send(result));
-            }
-            Request::Kill { id, reply } => {
-                let result = self.usable(&id);
-                if result.is_ok() {
-                    self.kill(&id);
-                }
-                drop(reply.send(result));
-            }
-        }
-    }
-
-    fn take_input(&mut self, id: &CommandId) -> u64 {
-        self.entries.get_mut(id).map_or(0, |entry| {
-            entry.input += 1;
-            entry.input
-        })
-    }
-
-    fn away(&self) -> SessionError {
-        SessionError::Unavailable {
-            why: self
-                .unavailable
-                .clone()
-                .unwrap_or_else(|| "the connection to it is being made".to_owned()),
-        }
-    }
-
-    fn kill(&mut self, id: &CommandId) {
-        self.epoch.kill(id);
-        self.epoch.ping_if_open();
-        if let Some(entry) = self.entries.get_mut(id) {
-            entry.life.killing = true;
-            self.stale = true;
-        }
-    }
-
-    /// Whether something may be asked of a session: it is there and has not ended.
-    fn usable(&self, id: &CommandId) -> Result<(), SessionError> {
-        let entry = self
-            .entries
-            .get(id)
-            .ok_or_else(|| SessionError::NotFound { id: id.clone() })?;
-        if entry.record.ended.is_some() || matches!(entry.recording, Recording::End(_)) {
-            return Err(SessionError::Ended { id: id.clone() });
-        }
-        Ok(())
-    }
-
-    fn get(&self, id: &CommandId) -> Result<Found, SessionError> {
-        self.entries
-            .get(id)
-            .filter(|entry| {
-                !entry.life.collecting && !matches!(entry.recording, Recording::First(_))
-            })
-            .map(|entry| entry.found(false))
-            .ok_or_else(|| SessionError::NotFound { id: id.clone() })
-    }
-
-    fn create(&mut self, id: CommandId, new: NewSession, reply: Waiter, now: Now) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            if entry.life.collecting {
-                drop(reply.send(Err(SessionError::Removing { id })));
-            } else if let Recording::First(waiters) = &mut entry.recording {
-                waiters.push(reply);
-            } else {
-                drop(reply.send(Ok(entry.found(false))));
-            }
-            return;
-        }
-        let record = Record {
-            id: id.clone(),
-            spec: Arc::new(new.spec),
-            created: now,
-            kill_on_detach: new.kill_on_detach,
-            ended: None,
-        };
-        let (create, bytes) = match self.admit(&record) {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                drop(reply.send(Err(error)));
-                return;
-            }
-        };
-        let directory = id.directory(&self.directory);
-        self.writes.push(Write {
-            id: id.clone(),
-            directory: directory.clone(),
-            bytes,
-        });
-        // The holder hears of it once it is recorded.
-        self.epoch.prepare(
-            id,
-            Wire::new(create, record.spec.stdin || record.spec.terminal.is_some()),
-        );
-        let life = Life::new(now.boot, record.deadline(), record.kill_on_detach, None);
-        let tails = Arc::new(Tails::new(&directory));
-        self.add(record, tails, life, Recording::First(vec![reply]));
-    }
-
-    /// Whether one more session may be made; its create frame and its record.
-    fn admit(&mut self, record: &Record) -> Result<(Vec<u8>, Vec<u8>), SessionError> {
-        if let Some(reason) = &self.ended {
-            return Err(SessionError::SandboxEnded {
-                reason: reason.clone(),
-            });
-        }
-        if self.unavailable.is_some() {
-            return Err(self.away());
-        }
-        if self.epoch.held() >= MAX_SESSIONS {
-            return Err(SessionError::TooMany);
-        }
-        let create = create_frame(record)?;
-        let bytes = record.encode()?;
-        if self.entries.len() >= MAX_KEPT {
-            self.evict()?;
-        }
-        Ok((create, bytes))
-    }
-
-    fn evict(&mut self) -> Result<(), SessionError> {
-        let oldest = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| {
-                entry.life.collectable() && entry.shared.attached.load(Ordering::Relaxed) == 0
-            })
-            .filter_map(|(id, entry)| Some((entry.life.ended?, id.clone())))
-            .min()
-            .ok_or(SessionError::TooMany)?
-            .1;
-        self.collect(&oldest);
-        // Those that wait to be forgotten by an init that does not answer must not pile up.
-        if self.entries.len() >= MAX_KEPT + MAX_SESSIONS {
-            return Err(SessionError::TooMany);
-        }
-        Ok(())
     }
 
     /// What came from the holder. `SetupDone` and `SpawnerKilled` are the channel's.
@@ -592,19 +387,6 @@ impl Table {
         }
         self.stale = true;
     }
-}
-
-fn create_frame(record: &Record) -> Result<Vec<u8>, SessionError> {
-    let create = Down {
-        kind: Some(DownKind::Create(frame::Create {
-            command_id: record.id.to_string(),
-            spec: Some(frame::SessionSpec::clone(&record.spec)),
-        })),
-    };
-    codec::encode(&create).map_err(|_| SessionError::TooLong {
-        id: record.id.clone(),
-        length: prost::Message::encoded_len(&create),
-    })
 }
 
 #[cfg(test)]

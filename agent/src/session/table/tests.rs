@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 
-use cloche_proto::frame::{NONCE, SessionSpec, UpKind};
+use cloche_proto::frame::{MAX_SESSIONS, NONCE, SessionSpec, UpKind};
 use proptest::prelude::*;
 
 use super::super::log::Span;
+use super::super::request::{NewSession, Request};
 use super::super::simulation::Holder;
 use super::*;
 
