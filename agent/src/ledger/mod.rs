@@ -54,19 +54,6 @@ pub enum LedgerError {
 }
 
 impl LedgerError {
-    /// Whether there was no space for it.
-    pub fn is_full(&self) -> bool {
-        let Self::File { source, .. } = self else {
-            return false;
-        };
-        matches!(
-            source.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-        )
-    }
-}
-
-impl LedgerError {
     /// Whether it is of a record that a newer build has written.
     fn is_newer(&self) -> bool {
         matches!(

@@ -210,7 +210,7 @@ impl Shared {
 
     /// Removes an instance that came too late to be of use.
     async fn give_back(&self, id: &str) {
-        let _ = self.node.sampler.forget(id);
+        self.node.sampler.forget(id);
         {
             let mut holding = self.holding();
             if holding
