@@ -69,6 +69,8 @@ pub enum ConditionReason {
     Immutable,
     /// Scheduled=True: bound to the node in `status.nodeName`.
     Bound,
+    /// Scheduled=False: no node has room for it, or none that it may run on.
+    Unschedulable,
     /// ImageReady=False: not begun.
     Waiting,
     /// ImageReady=False: layers are being fetched.
@@ -87,6 +89,8 @@ pub enum ConditionReason {
     LogStorageFull,
     /// Ready=False: it is being taken down.
     Terminating,
+    /// Ready=Unknown, of a sandbox or of a node: the node's agent is not heard. What runs there goes on.
+    AgentUnreachable,
     /// Finished=True, Stalled=True, or another condition that this end made `False`.
     Ended(Reason),
 }
@@ -99,6 +103,7 @@ impl ConditionReason {
             Self::Invalid => "Invalid",
             Self::Immutable => "Immutable",
             Self::Bound => "Bound",
+            Self::Unschedulable => "Unschedulable",
             Self::Waiting => "Waiting",
             Self::Pulling => "Pulling",
             Self::Unpacking => "Unpacking",
@@ -108,6 +113,7 @@ impl ConditionReason {
             Self::SessionsUnavailable => "SessionsUnavailable",
             Self::LogStorageFull => "LogStorageFull",
             Self::Terminating => "Terminating",
+            Self::AgentUnreachable => "AgentUnreachable",
             Self::Ended(reason) => reason.as_str(),
         }
     }

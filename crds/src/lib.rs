@@ -5,10 +5,12 @@
 //!                           └─────────────► Effective: what all else works on
 //! ```
 
+pub mod cluster;
 pub mod condition;
 pub mod decode;
 pub mod image;
 pub mod limits;
+pub mod node;
 mod phase;
 pub mod quantity;
 mod reason;
@@ -18,6 +20,7 @@ pub mod schema;
 
 pub use condition::{ConditionReason, ConditionStatus, ConditionType};
 pub use image::ImageRef;
+pub use node::{NodeAllocatable, SandboxNode, SandboxNodeSpec, SandboxNodeStatus};
 pub use phase::Phase;
 pub use reason::{FailureDomain, Reason};
 pub use sandbox::{Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec, SandboxStatus};

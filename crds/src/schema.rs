@@ -1,4 +1,4 @@
-//! The CRD as the apiserver gets it: derived from the types, with the bounds and rules that the types do not tell.
+//! The CRDs as the apiserver gets them: derived from the types, with the bounds and rules that the types do not tell.
 //!
 //! Each bound is the twin of a rule in [`rules`](crate::rules). Some of those rules are stricter, since the schema language cannot say
 //! them at a cost that it allows: that command, args and env fit together (`process-size`), the exact grammar of registry hosts (`image`),
@@ -19,6 +19,7 @@ use crate::limits::{
     LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_MEMORY, MOST_PIDS,
     MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, PATH,
 };
+use crate::node::SandboxNode;
 use crate::sandbox::Sandbox;
 use crate::{image, quantity};
 
@@ -28,6 +29,8 @@ const LABEL_PATTERN: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 const WORD: usize = 256;
 /// Most conditions.
 const CONDITIONS: usize = 16;
+/// Most runtimes of a node.
+const RUNTIMES: usize = 16;
 /// The fields of a spec that cannot change.
 const FIXED: [&str; 9] = [
     "image",
@@ -43,18 +46,35 @@ const FIXED: [&str; 9] = [
 
 /// The CRD of [`Sandbox`].
 pub fn sandbox() -> Result<CustomResourceDefinition, SchemaError> {
-    let mut crd = serde_json::to_value(Sandbox::crd())?;
-    let root = crd
-        .pointer_mut("/spec/versions/0/schema/openAPIV3Schema")
-        .ok_or(SchemaError::NoSuchField("openAPIV3Schema"))?;
-    for (path, bounds) in bounds() {
-        add(root, path, bounds)?;
-    }
     // Not a field of the types: all of it but the name is the apiserver's.
-    root["properties"]["metadata"] = json!({
+    let metadata = json!({
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": LABEL, "pattern": LABEL_PATTERN}},
     });
+    bounded(Sandbox::crd(), bounds(), Some(metadata))
+}
+
+/// The CRD of [`SandboxNode`](crate::SandboxNode).
+pub fn sandbox_node() -> Result<CustomResourceDefinition, SchemaError> {
+    bounded(SandboxNode::crd(), node(), None)
+}
+
+/// `crd` with bounds on its fields.
+fn bounded(
+    crd: CustomResourceDefinition,
+    bounds: Vec<(&'static str, Value)>,
+    metadata: Option<Value>,
+) -> Result<CustomResourceDefinition, SchemaError> {
+    let mut crd = serde_json::to_value(crd)?;
+    let root = crd
+        .pointer_mut("/spec/versions/0/schema/openAPIV3Schema")
+        .ok_or(SchemaError::NoSuchField("openAPIV3Schema"))?;
+    for (path, bounds) in bounds {
+        add(root, path, bounds)?;
+    }
+    if let Some(metadata) = metadata {
+        root["properties"]["metadata"] = metadata;
+    }
     Ok(serde_json::from_value(crd)?)
 }
 
@@ -188,6 +208,7 @@ fn status() -> Vec<(&'static str, Value)> {
         ("status.phase", json!({"maxLength": WORD, "default": null})),
         ("status.conditions", conditions()),
         ("status.nodeName", word.clone()),
+        ("status.nodeUID", word.clone()),
         ("status.imageDigest", word.clone()),
         ("status.effective.hostname", word.clone()),
         ("status.effective.workingDir", path.clone()),
@@ -213,6 +234,42 @@ fn status() -> Vec<(&'static str, Value)> {
         "status.effective.resources.requests.memory",
         "status.effective.resources.limits.cpu",
         "status.effective.resources.limits.memory",
+    ] {
+        all.push((field, quantity.clone()));
+    }
+    all
+}
+
+/// What an agent tells of its node.
+fn node() -> Vec<(&'static str, Value)> {
+    let word = json!({"maxLength": WORD});
+    let quantity = json!({"maxLength": quantity::MAX_LENGTH});
+    let mut uid = word.clone();
+    uid["minLength"] = json!(1);
+    uid["x-kubernetes-validations"] = json!([{
+        "rule": "self == oldSelf",
+        "message": "cannot change: a node that was made anew has an object of its own",
+    }]);
+    let runtimes = json!({"maxItems": RUNTIMES, "x-kubernetes-list-type": "atomic"});
+    let mut all = vec![
+        ("spec.nodeUID", uid),
+        ("status.conditions", conditions()),
+        ("status.endpoint", word.clone()),
+        ("status.architecture", word.clone()),
+        ("status.runtimes", runtimes),
+    ];
+    for field in [
+        "status.runtimes[].name",
+        "status.runtimes[].version",
+        "status.runtimes[].platform",
+        "status.runtimes[].profile",
+    ] {
+        all.push((field, word.clone()));
+    }
+    for field in [
+        "status.allocatable.cpu",
+        "status.allocatable.memory",
+        "status.allocatable.sandboxOverhead",
     ] {
         all.push((field, quantity.clone()));
     }
@@ -258,6 +315,7 @@ fn transitions() -> Value {
     };
     json!([
         kept("nodeName", "status.nodeName cannot change or vanish: a sandbox stays on its node"),
+        kept("nodeUID", "status.nodeUID cannot change or vanish: a sandbox stays on its node"),
         kept("termination", "status.termination cannot change or vanish: an end is told once"),
         {
             "rule": format!(

@@ -102,6 +102,7 @@ fn finished() -> SandboxStatus {
         phase: Phase::Failed,
         conditions,
         node_name: Some("node-1".to_owned()),
+        node_uid: Some("3d0f8c86-8a9a-4a5e-9d55-3f4f4c5d0d11".to_owned()),
         effective: Some(EffectiveStatus {
             user: Some("0:0".to_owned()),
             ..EffectiveStatus::before_image(&effective)

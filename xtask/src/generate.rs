@@ -57,14 +57,21 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 
 /// The CRDs, as the templates of their chart.
 fn crds(_: &Workspace, out: &Path) -> Result<()> {
-    let crd = cloche_crds::schema::sandbox().context("make the CRD of Sandbox")?;
-    let mut crd = serde_json::to_value(crd)?;
-    // The objects of users go with their CRD: an uninstall of the chart must not take them.
-    crd["metadata"]["annotations"] = serde_json::json!({"helm.sh/resource-policy": "keep"});
-    let yaml = serde_saphyr::to_string(&crd).context("write the CRD of Sandbox as YAML")?;
-    let text = format!("# Generated from the types by cargo xtask generate.\n{yaml}");
-    let path = out.join("sandboxes.yaml");
-    std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+    for (file, crd) in [
+        ("sandboxes.yaml", cloche_crds::schema::sandbox()),
+        ("sandboxnodes.yaml", cloche_crds::schema::sandbox_node()),
+    ] {
+        let crd = crd.with_context(|| format!("make the CRD of {file}"))?;
+        let mut crd = serde_json::to_value(crd)?;
+        // The objects of users go with their CRD: an uninstall of the chart must not take them.
+        crd["metadata"]["annotations"] = serde_json::json!({"helm.sh/resource-policy": "keep"});
+        let yaml =
+            serde_saphyr::to_string(&crd).with_context(|| format!("write {file} as YAML"))?;
+        let text = format!("# Generated from the types by cargo xtask generate.\n{yaml}");
+        let path = out.join(file);
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// The gRPC code of the agent's API.

@@ -43,6 +43,7 @@ pub fn status(
         phase: phase(&record.state),
         conditions,
         node_name: Some(beside.node_name.clone()),
+        node_uid: None,
         effective: Some(effective(record)),
         image_digest: record.image.as_ref().map(|image| image.digest.to_string()),
         runtime: ran.then(|| beside.runtime.clone()),

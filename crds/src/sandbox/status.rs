@@ -28,6 +28,9 @@ pub struct SandboxStatus {
     /// The node that runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
+    /// That node's UID: a node that was deleted and made anew under its old name is another one. Absent standalone.
+    #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
+    pub node_uid: Option<String>,
     /// What applies after the image and the defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effective: Option<EffectiveStatus>,

@@ -1,0 +1,32 @@
+//! What the parts of Cloche call each other by in a cluster: names that stand in objects of more than one part.
+
+/// The API group of our objects.
+pub const GROUP: &str = "cloche.dev";
+/// The API group that the gateway serves through the aggregation layer.
+pub const SUBRESOURCES_GROUP: &str = "subresources.cloche.dev";
+/// The version of both groups.
+pub const VERSION: &str = "v1alpha1";
+
+/// Finalizer of every Sandbox: the operator puts it on before a binding; the node's agent takes it off when nothing of the sandbox
+/// is left on the node, or the operator where no node can have anything of it.
+pub const FINALIZER: &str = "cloche.dev/teardown";
+
+/// Signer of the certificates of agents (`spec.signerName` of a `CertificateSigningRequest`).
+pub const AGENT_SIGNER: &str = "cloche.dev/agent";
+/// Signer of the certificates of gateways.
+pub const GATEWAY_SIGNER: &str = "cloche.dev/gateway";
+
+/// Service account of the agents, in the namespace where Cloche is installed.
+pub const AGENT_ACCOUNT: &str = "cloche-agent";
+/// Service account of the gateways.
+pub const GATEWAY_ACCOUNT: &str = "cloche-gateway";
+
+/// The namespace where Cloche is installed, if nobody says otherwise. The Leases of the agents are there, each named as its node.
+pub const NAMESPACE: &str = "cloche-system";
+/// `ConfigMap` with what certificates of Cloche's parts are checked by: PEM, under [`CA_KEY`].
+pub const CA_CONFIG_MAP: &str = "cloche-ca";
+/// The key in [`CA_CONFIG_MAP`].
+pub const CA_KEY: &str = "ca.crt";
+
+/// How long an agent's Lease holds without being renewed, in seconds (`spec.leaseDurationSeconds`).
+pub const LEASE_SECONDS: i32 = 40;
