@@ -2,11 +2,22 @@
 //!
 //! - [`frame`]: what the agent and `cloche-init` say to each other over one pair of pipes per sandbox. No dependency but
 //!   prost, because it is compiled into the static init that runs inside every sandbox.
-//! - [`agent`] (feature `grpc`): the API that an agent offers on its local socket, and later to the gateway.
+//! - [`agent`] (feature `grpc`): the API that an agent offers on its local socket, and to the gateway. The gateway hands its session
+//!   messages on to clients over `WebSocket`s ([`SESSION_PROTOCOL`]).
 //!
 //! This crate depends on nothing of ours, and holds no policy: bounds of the wire and nothing else.
 
 pub mod frame;
+
+/// The WebSocket subprotocol in which the gateway speaks of sessions as the agent does.
+///
+/// From the client each binary message is one `SessionRequest`, the first of them `open`, of which the gateway itself fills in key and
+/// uid; to the client each is one `SessionResponse`. A text message to the client is a Kubernetes `Status` object in JSON: why the
+/// stream ends before the command's end was told. It is the last; reason `ServiceUnavailable` in it means that the client should attach again
+/// by its offsets. Messages are at most [`SESSION_MESSAGE`] bytes.
+pub const SESSION_PROTOCOL: &str = "v1.session.cloche.dev";
+/// Most bytes of one message of [`SESSION_PROTOCOL`], either way.
+pub const SESSION_MESSAGE: usize = 1 << 20;
 
 #[cfg(feature = "grpc")]
 pub mod agent {

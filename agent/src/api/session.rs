@@ -39,7 +39,7 @@ pub(super) async fn open(
             "the first request of a session stream must be `open`",
         ));
     };
-    let (posting, sessions) = find(node, open.key.clone())?;
+    let (posting, sessions) = find(node, open.key.clone(), &open.uid)?;
     let id = if open.command_id.is_empty() {
         command_id(&format!("c-{}", crate::unique::hex::<6>()))?
     } else {
@@ -88,7 +88,7 @@ pub(super) async fn log(
     node: &Arc<Node>,
     request: pb::LogRequest,
 ) -> Result<Receiving<pb::SessionResponse>, Status> {
-    let (_, sessions) = find(node, request.key)?;
+    let (_, sessions) = find(node, request.key, &request.uid)?;
     let id = if request.command_id.is_empty() {
         frame::MAIN_SESSION
     } else {
@@ -134,9 +134,19 @@ pub(super) async fn log(
     Ok(receiver)
 }
 
-fn find(node: &Node, named: Option<pb::SandboxKey>) -> Result<(Posting, Sessions), Status> {
+fn find(
+    node: &Node,
+    named: Option<pb::SandboxKey>,
+    uid: &str,
+) -> Result<(Posting, Sessions), Status> {
     let key = key(named)?;
     let posting = node.board.get(&key).ok_or_else(|| no_such(&key))?;
+    if !uid.is_empty() && uid != posting.record.uid {
+        return Err(Status::not_found(format!(
+            "the sandbox {:?} with uid {uid:?} is not on this node: it was deleted, and another one has its name",
+            key.name
+        )));
+    }
     let state = &posting.record.state;
     // Its sessions may be open already, but the first command in it must be its own.
     if state.started().is_none() && state.termination().is_none() {

@@ -31,6 +31,7 @@ async fn copy(context: &Context, args: &Log, sink: &Sink) -> Result<(), Error> {
             command_id: args.command_id.clone().unwrap_or_default(),
             follow: args.follow,
             tail_bytes: tail,
+            uid: String::new(),
         };
         let replies = match context.agent.connect().await {
             Ok(mut client) => client.log(request).await,

@@ -94,6 +94,9 @@ pub struct Open {
     /// Milliseconds after which the command is killed once no client is attached; 0: never. Only with `command`.
     #[prost(uint64, tag = "7")]
     pub kill_on_detach_ms: u64,
+    /// The object's UID. Where another sandbox has the name by now: NOT_FOUND. Empty: whichever has it.
+    #[prost(string, tag = "8")]
+    pub uid: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Command {
@@ -243,6 +246,9 @@ pub struct LogRequest {
     /// Only so many bytes of each stream's end; 0: all that is kept.
     #[prost(uint64, tag = "4")]
     pub tail_bytes: u64,
+    /// As in Open.
+    #[prost(string, tag = "5")]
+    pub uid: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
