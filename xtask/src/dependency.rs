@@ -10,6 +10,7 @@ use crate::workspace::Workspace;
 
 const CRDS: &str = "cloche-crds";
 const PROTO: &str = "cloche-proto";
+const IDENTITY: &str = "cloche-identity";
 const GUEST: &str = "cloche-init";
 const AGENT: &str = "cloche-agent";
 const BINARIES: &[&str] = &[
@@ -106,12 +107,12 @@ fn read(metadata: &str) -> Result<Members> {
 fn allowed(name: &str) -> Option<Vec<&'static str>> {
     match name {
         CRDS | PROTO => Some(Vec::new()),
-        // For the files that are made of its types.
-        XTASK => Some(vec![CRDS]),
+        // Names that the parts of a cluster share; for xtask, the files that are made of the types.
+        IDENTITY | XTASK => Some(vec![CRDS]),
         GUEST => Some(vec![PROTO]),
         BENCH => Some(vec![CRDS, PROTO, AGENT, END_TO_END]),
-        END_TO_END => Some([&[CRDS, PROTO, GUEST], BINARIES].concat()),
-        _ if BINARIES.contains(&name) => Some(vec![CRDS, PROTO]),
+        END_TO_END => Some([&[CRDS, PROTO, GUEST, IDENTITY], BINARIES].concat()),
+        _ if BINARIES.contains(&name) => Some(vec![CRDS, PROTO, IDENTITY]),
         _ => None,
     }
 }
@@ -169,7 +170,12 @@ mod tests {
                 &[CRDS],
                 &["cloche-init: must not depend on cloche-crds"],
             ),
-            ("cloche-agent", &[CRDS, PROTO], &[]),
+            ("cloche-agent", &[CRDS, PROTO, IDENTITY], &[]),
+            (
+                IDENTITY,
+                &[CRDS, PROTO],
+                &["cloche-identity: must not depend on cloche-proto"],
+            ),
             (
                 "cloche-agent",
                 &[GUEST],
