@@ -9,6 +9,7 @@ mod generate;
 mod image;
 mod lane;
 mod package;
+mod rig;
 mod trial;
 mod workspace;
 
@@ -42,6 +43,9 @@ enum Chore {
     Bench(bench::Options),
     /// Makes runsc, cloche-init and the test images, and says where they are.
     Artifacts,
+    /// A real Kubernetes on this machine, to test in and to try things in.
+    #[command(subcommand)]
+    Rig(rig::Chore),
     /// Checks which crates depend on which.
     Deps,
     /// Writes the generated files.
@@ -74,6 +78,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
                 println!("{name}={}", path.display());
             }
         }
+        Chore::Rig(chore) => return rig::run(&workspace, &chore),
         Chore::Deps => dependency::check(&workspace)?,
         Chore::Generate { check: true } => generate::check(&workspace)?,
         Chore::Generate { check: false } => generate::write(&workspace)?,

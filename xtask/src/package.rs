@@ -1,6 +1,7 @@
 //! Debian packages that a step needs: installed when missing.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -15,6 +16,8 @@ pub(crate) const NODE: &[&str] = &["erofs-utils"];
 pub(crate) const IMAGES: &[&str] = &["busybox-static", "debootstrap"];
 /// The registry that the tests pull from.
 pub(crate) const REGISTRY: &[&str] = &["docker-registry"];
+/// What the rig's control plane is made with, beside its own programs.
+pub(crate) const RIG: &[&str] = &["iproute2", "openssl"];
 /// The machine with cgroup v2.
 pub(crate) const MACHINE: &[&str] = &["busybox-static", "cpio", "e2fsprogs", "qemu-system-x86"];
 
@@ -31,9 +34,10 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     if !nix::unistd::Uid::effective().is_root() {
         bail!("install {names}: not root; run this as root, or first: apt-get install {names}");
     }
-    println!("xtask: installing {names}");
+    eprintln!("xtask: installing {names}");
     update()?;
-    Command::new("apt-get")
+    let line = format!("apt-get install {names}");
+    let status = Command::new("apt-get")
         .args([
             "install",
             "--yes",
@@ -44,7 +48,14 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
         .args(&missing)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .limit(LIMIT)
-        .run()
+        // Not on stdout, which a shell may be about to evaluate.
+        .stream(&mut |bytes| {
+            let _shown = std::io::stderr().write_all(bytes);
+        })?;
+    if !status.success() {
+        bail!("{line}: {status}");
+    }
+    Ok(())
 }
 
 /// Asks for the present lists of packages.

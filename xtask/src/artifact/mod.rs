@@ -1,6 +1,7 @@
 //! What cargo's ordinary build does not make: `runsc`, `cloche-init` and the images, in `artifacts/` of the target directory.
 
 mod elf;
+mod go;
 mod init;
 mod runsc;
 mod stamp;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+pub(crate) use go::{compiler, go};
 pub(crate) use stamp::{Digest, Stamp, hex};
 
 use crate::image;

@@ -6,11 +6,11 @@
 //! and takes the module's place.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::go::{self, go};
 use super::{Digest, Stamp};
 use crate::command::Command;
 use crate::workspace::Workspace;
@@ -22,7 +22,6 @@ const VERSION_VARIABLE: &str = "gvisor.dev/gvisor/runsc/version.version";
 const TABLE: &str = "runsc/boot/filter/filter_precompiled.go";
 /// A change of this file's recipe that changes the product.
 const RECIPE: &str = "1";
-const LIMIT: Duration = Duration::from_mins(20);
 
 #[derive(Deserialize)]
 struct Download {
@@ -37,10 +36,7 @@ pub(super) fn build(workspace: &Workspace) -> Result<PathBuf> {
     let tool = workspace.root().join("tools/runsc");
     let path = workspace.artifacts().join("runsc");
     let sources = Sources::read(&tool)?;
-    let compiler = go(&tool)
-        .arg("version")
-        .text()
-        .context("find the Go compiler: install Go as tools/runsc/go.mod asks for")?;
+    let compiler = go::compiler(&tool)?;
     let stamp = Stamp::new(
         &workspace.artifacts(),
         "runsc",
@@ -131,7 +127,6 @@ fn compile(tool: &Path, module: &Download, version: &str, staging: &Path) -> Res
     let filled = go(tool)
         .args(["run", &modfile, "./precompile"])
         .arg(&table)
-        .limit(LIMIT)
         .text()
         .context("generate the seccomp programs")?;
     std::fs::write(&table, filled).with_context(|| format!("write {}", table.display()))?;
@@ -142,20 +137,8 @@ fn compile(tool: &Path, module: &Download, version: &str, staging: &Path) -> Res
         .arg(format!("-s -w -X {VERSION_VARIABLE}={version}"))
         .arg("-o")
         .args([built.as_os_str(), PACKAGE.as_ref()])
-        .limit(LIMIT)
         .run()?;
     Ok(built)
-}
-
-/// go, with nothing of the user's settings that would change the product or the pin.
-fn go(tool: &Path) -> Command {
-    Command::new("go")
-        .directory(tool)
-        .env("CGO_ENABLED", "0")
-        .env("GOFLAGS", "-mod=readonly -trimpath -buildvcs=false")
-        .env("GOTOOLCHAIN", "local")
-        .env("GOWORK", "off")
-        .limit(LIMIT)
 }
 
 #[cfg(test)]

@@ -1,0 +1,100 @@
+//! `cargo xtask rig`: a real Kubernetes on this machine (`e2e/rig/README.md`), and what of Cloche runs in it.
+//!
+//! Its programs are built here, from pinned sources; the scripts in `e2e/rig` start and end it. What a person reads goes to
+//! stderr: the stdout of `up` and `env` is for a shell to evaluate.
+
+mod program;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::command::Command;
+use crate::package;
+use crate::workspace::Workspace;
+
+/// How long one program may take to build.
+const BUILD: Duration = Duration::from_mins(20);
+
+#[derive(Subcommand)]
+pub(crate) enum Chore {
+    /// Builds what is needed, starts a rig or what is missing of one, and prints the shell lines to use it:
+    /// `eval "$(cargo xtask rig up)"`. `RIG_ID` (0 to 9, default 0) keeps several apart.
+    Up(Up),
+    /// Ends it, with all that it holds.
+    Down,
+    /// Tells what runs; fails where nothing does.
+    Status,
+}
+
+#[derive(Args)]
+pub(crate) struct Up {
+    /// What runs.
+    #[arg(long, default_value = "control-plane")]
+    mode: Mode,
+    /// Nodes, up to 9.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=9))]
+    nodes: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// etcd, kube-apiserver and kube-controller-manager; nodes are objects only.
+    ControlPlane,
+}
+
+impl Mode {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "control-plane",
+        }
+    }
+}
+
+pub(crate) fn run(workspace: &Workspace, chore: &Chore) -> Result<ExitCode> {
+    if !nix::unistd::Uid::effective().is_root() {
+        bail!("rig: not root; it makes a network bridge");
+    }
+    match chore {
+        Chore::Up(options) => up(workspace, options)?,
+        Chore::Down => script(workspace, "down").run()?,
+        Chore::Status => {
+            let output = script(workspace, "status").output()?;
+            print!("{}", String::from_utf8_lossy(&output.stdout));
+            if !output.status.success() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds what a rig of this mode is made of.
+pub(crate) fn build(workspace: &Workspace, mode: Mode) -> Result<PathBuf> {
+    package::install(package::RIG)?;
+    program::build(workspace, mode)?;
+    Ok(directory(workspace))
+}
+
+fn up(workspace: &Workspace, options: &Up) -> Result<()> {
+    build(workspace, options.mode)?;
+    script(workspace, "up")
+        .args([options.mode.as_str(), &options.nodes.to_string()])
+        .run()?;
+    print!("{}", script(workspace, "env").text()?);
+    Ok(())
+}
+
+/// Where the rig's programs and logs are.
+fn directory(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("rig")
+}
+
+fn script(workspace: &Workspace, command: &str) -> Command {
+    Command::new(workspace.root().join("e2e/rig/rig"))
+        .env("RIG_DIR", directory(workspace))
+        .arg(command)
+}
