@@ -38,6 +38,13 @@ pub const MOST_PIDS: i64 = 32_768;
 /// `pids` where there is none.
 pub const DEFAULT_PIDS: i64 = 1024;
 
+/// Longest DNS name before the `/` of a label's key, in bytes.
+pub const LABEL_PREFIX: usize = 253;
+/// Most labels in `nodeSelector`.
+pub const NODE_SELECTOR: usize = 16;
+/// Most entries of `tolerations`.
+pub const TOLERATIONS: usize = 32;
+
 /// Most `ttlSeconds`: 366 days.
 pub const MOST_TTL_SECONDS: i64 = 366 * 24 * 60 * 60;
 /// Most `startTimeoutSeconds`: a day.

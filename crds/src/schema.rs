@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use crate::condition::MAX_MESSAGE;
 use crate::limits::{
     ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_MEMORY, ENV, ENV_NAME, ENV_VALUE, LABEL,
-    LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_MEMORY, MOST_PIDS,
-    MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, PATH,
+    LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_MEMORY,
+    MOST_PIDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH, TOLERATIONS,
 };
 use crate::node::SandboxNode;
 use crate::sandbox::Sandbox;
@@ -32,7 +32,7 @@ const CONDITIONS: usize = 16;
 /// Most runtimes of a node.
 const RUNTIMES: usize = 16;
 /// The fields of a spec that cannot change.
-const FIXED: [&str; 9] = [
+const FIXED: [&str; 11] = [
     "image",
     "imagePullPolicy",
     "command",
@@ -42,6 +42,8 @@ const FIXED: [&str; 9] = [
     "shell",
     "hostname",
     "resources",
+    "nodeSelector",
+    "tolerations",
 ];
 
 /// The CRD of [`Sandbox`].
@@ -116,6 +118,7 @@ fn add(root: &mut Value, path: &'static str, bounds: Value) -> Result<(), Schema
 fn bounds() -> Vec<(&'static str, Value)> {
     let mut all = vec![("", json!({"x-kubernetes-validations": transitions()}))];
     all.extend(spec());
+    all.extend(placement());
     all.extend(status());
     all
 }
@@ -195,6 +198,56 @@ fn spec() -> Vec<(&'static str, Value)> {
             "spec.lifecycle.terminationGracePeriodSeconds",
             seconds(MOST_GRACE_SECONDS),
         ),
+    ]
+}
+
+/// A label's name, which is also what a value looks like that is not empty.
+const LABEL_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
+
+/// Labels and taints as Kubernetes has them.
+fn placement() -> Vec<(&'static str, Value)> {
+    let part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+    let key = format!(r"^({part}(\.{part})*/)?{LABEL_NAME}$");
+    let value = json!({"maxLength": LABEL, "pattern": format!("^({LABEL_NAME})?$")});
+    vec![
+        (
+            "spec.nodeSelector",
+            json!({
+                "maxProperties": NODE_SELECTOR,
+                "additionalProperties": {"type": "string", "maxLength": LABEL, "pattern": value["pattern"]},
+                // Keys of a map have no schema of their own.
+                "x-kubernetes-validations": [{
+                    "rule": format!(
+                        "self.all(key, key.size() <= {} && key.matches(r'{key}'))",
+                        LABEL_PREFIX + 1 + LABEL
+                    ),
+                    "message": "has a key that is no label's: write 1 to 63 letters, digits, -, _ and ., after a DNS name and / if need be",
+                }],
+            }),
+        ),
+        (
+            "spec.tolerations",
+            json!({"maxItems": TOLERATIONS, "x-kubernetes-list-type": "atomic"}),
+        ),
+        (
+            "spec.tolerations[]",
+            json!({"x-kubernetes-validations": [
+                {
+                    "rule": "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+                    "message": "has no key: name one, or write operator Exists to tolerate every taint",
+                },
+                {
+                    "rule": "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
+                    "message": "means nothing beside operator Exists: leave it out, or write operator Equal",
+                    "fieldPath": ".value",
+                },
+            ]}),
+        ),
+        (
+            "spec.tolerations[].key",
+            json!({"maxLength": LABEL_PREFIX + 1 + LABEL, "pattern": key}),
+        ),
+        ("spec.tolerations[].value", value),
     ]
 }
 

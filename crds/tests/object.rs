@@ -37,6 +37,8 @@ spec:
     ttlSeconds: 3600
     startTimeoutSeconds: 60
     terminationGracePeriodSeconds: 7
+  nodeSelector: {disk: ssd}
+  tolerations: [{key: dedicated, operator: Exists, effect: NoSchedule}]
 ";
 
 fn full() -> Sandbox {

@@ -70,6 +70,10 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
         let path = "metadata.namespace".to_owned();
         return Err(Violations(vec![Violation { path, message }]).into());
     }
+    let elsewhere = placed_elsewhere(&object.spec);
+    if !elsewhere.is_empty() {
+        return Err(Violations(elsewhere).into());
+    }
     let effective = validate(&object)?;
     let name = object.metadata.name.clone().unwrap_or_default();
     let spec_hash = spec_hash(&object.spec).map_err(|error| {
@@ -82,6 +86,24 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
         effective,
         spec_hash,
     })
+}
+
+/// What chooses between nodes.
+fn placed_elsewhere(spec: &SandboxSpec) -> Vec<Violation> {
+    let selector = spec.node_selector.iter().flatten().count();
+    let tolerations = spec.tolerations.iter().flatten().count();
+    [
+        ("spec.nodeSelector", selector),
+        ("spec.tolerations", tolerations),
+    ]
+    .into_iter()
+    .filter(|(_, entries)| *entries > 0)
+    .map(|(path, _)| {
+        let message = "standalone has one node, this one: leave it out".to_owned();
+        let path = path.to_owned();
+        Violation { path, message }
+    })
+    .collect()
 }
 
 /// Hex SHA-256 of the spec's JSON. Its fields are written in the order of the type, so that equal specs give equal bytes.
@@ -217,6 +239,17 @@ mod tests {
             (
                 &GOOD.replace("image: python", "image: python, egres: {}"),
                 "spec.egres: unknown field",
+            ),
+            (
+                &GOOD.replace("image: python", "image: python, nodeSelector: {disk: ssd}"),
+                "spec.nodeSelector: standalone has one node",
+            ),
+            (
+                &GOOD.replace(
+                    "image: python",
+                    "image: python, tolerations: [{operator: Exists}]",
+                ),
+                "spec.tolerations: standalone has one node",
             ),
             (
                 &GOOD.replace("image: python", "image: Python"),

@@ -7,6 +7,7 @@ mod command;
 mod environment;
 mod lifecycle;
 mod metadata;
+mod placement;
 mod resources;
 mod update;
 
@@ -68,7 +69,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 19] = [
+pub const RULES: [Rule; 21] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -144,6 +145,14 @@ pub const RULES: [Rule; 19] = [
     Rule {
         name: "grace",
         check: lifecycle::grace,
+    },
+    Rule {
+        name: "node-selector",
+        check: placement::node_selector,
+    },
+    Rule {
+        name: "tolerations",
+        check: placement::tolerations,
     },
 ];
 

@@ -21,6 +21,8 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
         hostname,
         resources,
         lifecycle: _,
+        node_selector,
+        tolerations,
     } = &old.spec;
     let new = &new.spec;
     [
@@ -33,6 +35,8 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
         ("spec.shell", *shell == new.shell),
         ("spec.hostname", *hostname == new.hostname),
         ("spec.resources", *resources == new.resources),
+        ("spec.nodeSelector", *node_selector == new.node_selector),
+        ("spec.tolerations", *tolerations == new.tolerations),
     ]
     .into_iter()
     .filter(|(_, same)| !same)

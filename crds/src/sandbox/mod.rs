@@ -11,6 +11,8 @@ pub use status::{
     EffectiveStatus, ResourceAmounts, ResourcesStatus, RuntimeStatus, SandboxStatus, Termination,
 };
 
+use std::collections::BTreeMap;
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -78,6 +80,12 @@ pub struct SandboxSpec {
     /// How long it may take to start, live and end. The only part of the spec that can be changed later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
+    /// Labels that the node must have, as in a pod. Only in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<BTreeMap<String, String>>,
+    /// Taints of nodes that do not keep it away, as in a pod. Only in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tolerations: Option<Vec<Toleration>>,
 }
 
 /// When the image is asked for at its registry.
@@ -143,4 +151,48 @@ pub struct Lifecycle {
     /// Seconds between SIGTERM and SIGKILL of the main process at a deliberate end. Default: 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub termination_grace_period_seconds: Option<i64>,
+}
+
+/// A taint that does not keep the sandbox away. A taint that comes later ends nothing, so there is no time to tolerate one for.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Toleration {
+    /// The taint's key. Absent: every taint; the operator is then `Exists`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// How the taint's value is compared. Default: `Equal`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<TolerationOperator>,
+    /// The taint's value; nothing beside `Exists`. Default: empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The taint's effect. Absent: every effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+}
+
+/// How a toleration compares a taint's value.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum TolerationOperator {
+    /// Whatever it is.
+    Exists,
+    /// It is the toleration's.
+    Equal,
+}
+
+/// What a taint does.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum TaintEffect {
+    /// Nothing new is bound to the node.
+    NoSchedule,
+    /// Something new is bound to it only where nothing else is left.
+    PreferNoSchedule,
+    /// As `NoSchedule`; pods are also evicted, sandboxes are not.
+    NoExecute,
 }
