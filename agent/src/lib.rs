@@ -45,6 +45,7 @@ pub mod sandbox;
 pub mod session;
 pub mod source;
 pub mod standalone;
+pub mod start;
 pub mod status;
 pub mod supervisor;
 pub mod sys;

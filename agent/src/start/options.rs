@@ -1,4 +1,4 @@
-//! The options of `cloche-agent standalone`, and what they mean. Pure but for the machine's size.
+//! The options that every agent has, and what they mean. Pure but for the machine's size.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,9 @@ use cloche_crds::quantity::Quantity;
 use crate::instance::{Link, Shape, Target};
 use crate::sandbox::admission::Budget;
 
-/// How `cloche-agent standalone` is run.
+/// How an agent is run, wherever its sandboxes come from.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Folder of manifests: each Sandbox in it is run; its status is written beside it
-    #[arg(long, default_value = "/etc/cloche/manifests")]
-    pub manifests: PathBuf,
     /// Folder for what outlives the agent: records, images, logs, writable layers
     #[arg(long, default_value = "/var/lib/cloche")]
     pub state: PathBuf,
@@ -54,6 +51,14 @@ pub struct Options {
     /// A registry on the loopback that may be asked over plain HTTP: `127.0.0.1:5000`; may be given several times
     #[arg(long)]
     pub insecure_registry: Vec<String>,
+}
+
+impl Options {
+    /// The API's local socket.
+    pub fn socket(&self) -> PathBuf {
+        let beside = || self.run.join("agent.sock");
+        self.socket.clone().unwrap_or_else(beside)
+    }
 }
 
 pub(super) fn budget(options: &Options) -> Result<Budget> {

@@ -1,0 +1,150 @@
+//! From options and disk to a node that drives its sandboxes.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use cloche_crds::quantity::Quantity;
+use cloche_crds::sandbox::RuntimeStatus;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::options::{beside_us, budget, mirrors, process_budget, targets};
+use super::resume::{kill_unclaimed, resume};
+use super::{Locks, Options};
+use crate::board::Board;
+use crate::cgroup::{self, Cgroups, Groups};
+use crate::image::{ImageStore, Limits, Registries, StoreConfig};
+use crate::instance::pool::Pool;
+use crate::instance::{InstanceRecord, Workshop};
+use crate::ledger::Ledger;
+use crate::node::Node;
+use crate::runsc::Profile;
+use crate::sandbox::SandboxRecord;
+use crate::supervisor::Supervisor;
+use crate::sys::orphan;
+use crate::usage::Sampler;
+use crate::{clock, preflight};
+
+/// Says what the host lacks, and refuses to go on without what sandboxes cannot do without.
+async fn check_host(options: &Options, runsc: &Path) -> Result<()> {
+    let wanted = preflight::Wanted {
+        runsc: runsc.to_owned(),
+        mkfs_erofs: "mkfs.erofs".into(),
+        state: options.state.clone(),
+        run: options.run.clone(),
+        cgroup_parent: options.cgroup_parent.clone(),
+    };
+    let problems = preflight::report(
+        &preflight::probe(&wanted)
+            .await
+            .context("look at the host")?,
+        &wanted,
+    );
+    for problem in &problems {
+        tracing::warn!("{problem}");
+    }
+    let fatal: Vec<String> = problems
+        .iter()
+        .filter(|problem| problem.fatal)
+        .map(ToString::to_string)
+        .collect();
+    if fatal.is_empty() {
+        Ok(())
+    } else {
+        bail!("this host cannot run sandboxes:\n{}", fatal.join("\n"))
+    }
+}
+
+/// Makes the node `name` of what stands on the machine, and goes on with every sandbox that it had. Whoever has the [`Locks`] is alone
+/// there.
+pub async fn prepare(
+    _locks: &Locks,
+    options: &Options,
+    name: String,
+) -> Result<(Arc<Node>, Supervisor)> {
+    orphan::become_subreaper().context("adopt orphans")?;
+    let runsc = beside_us(options.runsc.as_deref(), "runsc", "cargo xtask artifacts")?;
+    let init = beside_us(
+        options.init.as_deref(),
+        "cloche-init",
+        "cargo xtask artifacts",
+    )?;
+    check_host(options, &runsc).await?;
+    let boot_id = clock::boot_id().context("read the boot id")?;
+    let budget = budget(options)?;
+    let cgroups: Arc<dyn Cgroups> = Arc::new(Groups::open(&options.cgroup_parent)?);
+    cgroups.set_budget(&cgroup::Budget {
+        memory: budget.memory,
+        pids: Some(process_budget()?),
+        cpu_request_millis: None,
+    })?;
+
+    let instances = Ledger::<InstanceRecord>::open(&options.state.join("instances"))?;
+    let sandboxes = Ledger::<SandboxRecord>::open(&options.state.join("sandboxes"))?;
+    let known_instances = instances.load()?;
+    let known = sandboxes.load()?;
+    for bad in known_instances.quarantined.iter().chain(&known.quarantined) {
+        tracing::error!(id = bad.id, moved_to = %bad.moved_to.display(), error = &bad.error as &dyn std::error::Error, "unreadable record");
+    }
+
+    let profile = Profile::install(&options.state, &runsc, &init).await?;
+    let run = options.run.join("i");
+    let scratch = options.state.join("scratch");
+    for folder in [&run, &scratch] {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
+    }
+    let tasks = TaskTracker::new();
+    let workshop = Arc::new(Workshop {
+        tasks: tasks.clone(),
+        cgroups: Arc::clone(&cgroups),
+        ledger: instances,
+        profile: profile.clone(),
+        run,
+        boot_id: boot_id.clone(),
+    });
+    kill_unclaimed(&workshop, &known_instances.records, &known.records).await?;
+
+    let images = ImageStore::open(StoreConfig {
+        directory: options.state.join("images"),
+        local_images: options.images.clone(),
+        registries: Registries {
+            mirrors: mirrors(&options.registry_mirror)?,
+            insecure: options.insecure_registry.iter().cloned().collect(),
+        },
+        limits: Limits::default(),
+        program: PathBuf::from("/proc/self/exe"),
+    })?;
+    let sampler = Sampler::new(Arc::clone(&cgroups), Some(budget.memory));
+    let node = Arc::new(Node {
+        name,
+        boot_id,
+        scratch,
+        cgroups,
+        images,
+        pool: Pool::new(Arc::clone(&workshop), targets(&options.pool)?),
+        workshop,
+        sandboxes,
+        board: Board::default(),
+        sampler,
+        budget,
+        image_budget: Quantity(options.image_budget.clone())
+            .bytes()
+            .context("--image-budget")?
+            .0,
+        runtime: RuntimeStatus {
+            name: "runsc".to_owned(),
+            version: profile.version().await?,
+            platform: "systrap".to_owned(),
+            profile: profile.hash().to_owned(),
+        },
+        cancel: CancellationToken::new(),
+        tasks,
+    });
+    let supervisor = resume(&node, known.records, &known_instances.records).await?;
+    Ok((node, supervisor))
+}
