@@ -21,8 +21,8 @@ pub(crate) struct Cli {
     )]
     pub(crate) standalone: Option<PathBuf>,
     /// Namespace of the sandbox; an agent alone knows "default"
-    #[arg(short, long, default_value = "default", global = true)]
-    pub(crate) namespace: String,
+    #[arg(short, long, global = true)]
+    pub(crate) namespace: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }

@@ -3,9 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use tonic::Code;
-
-use crate::object::text::plain;
+use crate::backend::Refusal;
 
 /// Why a command of this program was not done.
 #[derive(Debug, thiserror::Error)]
@@ -34,12 +32,12 @@ pub(crate) enum Error {
         message: String,
     },
     /// The agent said no.
-    #[error("cannot {operation}: {}", refusal(status))]
+    #[error("cannot {operation}: {refusal}")]
     Refused {
         /// What was asked for: verb and object.
         operation: String,
         /// What the agent said.
-        status: Box<tonic::Status>,
+        refusal: Refusal,
     },
     /// The agent went away and did not come back.
     #[error("cannot {operation}: the agent did not answer for {seconds} s ({last}); {left}")]
@@ -125,36 +123,9 @@ impl Error {
         }
     }
 
-    /// The agent's refusal to do `operation`.
-    pub(crate) fn refused(operation: impl Into<String>, status: tonic::Status) -> Self {
-        Self::Refused {
-            operation: operation.into(),
-            status: Box::new(status),
-        }
-    }
-
     /// Whether the agent said that there is no such thing.
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if status.code() == Code::NotFound)
-    }
-}
-
-/// The agent's message, harmless to a terminal; what to do where the message may not say it.
-fn refusal(status: &tonic::Status) -> String {
-    let message = plain(status.message());
-    let message = if message.is_empty() {
-        status.code().description().to_owned()
-    } else {
-        message
-    };
-    match status.code() {
-        Code::NotFound => {
-            format!("{message} (`kubectl sandbox ls` shows the sandboxes that there are)")
-        }
-        Code::Unimplemented => {
-            format!("{message} (the agent is of another version than this program)")
-        }
-        _ => message,
+        matches!(self, Self::Refused { refusal, .. } if refusal.is_not_found())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `kubectl sandbox`: run commands in sandboxes and see how they are.
 //!
 //! ```text
-//!   args ──► request (pure) ──► command::{exec, run, ls, describe, wait, log, rm} ──► connection ──► agent's socket
+//!   args ──► request (pure) ──► command::{exec, run, ls, describe, wait, log, rm} ──► backend ──► agent's socket
 //!                                       │                      │
 //!                                       │                      └──► object (pure): table, text, conditions
 //!                                       └──► session: state (pure) ◄──► drive ◄──► terminal: raw mode, stdin, stdout, signals
@@ -21,8 +21,8 @@
 //! the command's end; 141 where nobody reads standard output any more. All others: 0 done, 1 not done.
 
 mod args;
+mod backend;
 mod command;
-mod connection;
 mod error;
 mod object;
 mod request;

@@ -8,7 +8,7 @@ use cloche_crds::Sandbox;
 use cloche_crds::SandboxSpec;
 use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::{EnvVar, Lifecycle, ResourceList, Resources};
-use cloche_proto::agent::v1alpha1::{Command, Open, SandboxKey, TerminalSize};
+use cloche_proto::agent::v1alpha1::{Command, Open, TerminalSize};
 
 use crate::args::{Exec, Run};
 use crate::error::Error;
@@ -20,12 +20,7 @@ const KILL_ON_DETACH: Duration = Duration::from_mins(2);
 pub(crate) const SHELL: &str = r#"exec "$0""#;
 
 /// The session that `exec` asks for. `made_up` names it where the user did not; `size` is the local terminal's.
-pub(crate) fn exec(
-    exec: &Exec,
-    key: SandboxKey,
-    made_up: String,
-    size: TerminalSize,
-) -> Result<Open, Error> {
+pub(crate) fn exec(exec: &Exec, made_up: String, size: TerminalSize) -> Result<Open, Error> {
     let command = if exec.argv.is_empty() {
         None
     } else {
@@ -42,7 +37,6 @@ pub(crate) fn exec(
     };
     let named = exec.command_id.is_some();
     Ok(Open {
-        key: Some(key),
         command_id: exec.command_id.clone().unwrap_or(made_up),
         command,
         stdin: exec.interaction.stdin,
@@ -172,15 +166,11 @@ mod tests {
         let Subcommand::Exec(args) = parsed(line) else {
             panic!("exec expected");
         };
-        let key = SandboxKey {
-            namespace: "default".into(),
-            name: args.name.clone(),
-        };
         let size = TerminalSize {
             rows: 50,
             columns: 132,
         };
-        exec(&args, key, "made-up".into(), size)
+        exec(&args, "made-up".into(), size)
     }
 
     fn manifest(line: &[&str]) -> Result<serde_json::Value, Error> {
@@ -242,13 +232,7 @@ mod tests {
         args.shell = None;
         args.argv = vec![OsString::from_vec(vec![0xff, b'=', 0x80])];
         args.env = args.argv.clone();
-        let open = exec(
-            &args,
-            SandboxKey::default(),
-            "a".into(),
-            TerminalSize::default(),
-        )
-        .unwrap();
+        let open = exec(&args, "a".into(), TerminalSize::default()).unwrap();
         let command = open.command.unwrap();
         assert_eq!(command.argv, [[0xff, b'=', 0x80]]);
         assert_eq!(command.env, [[0xff, b'=', 0x80]]);

@@ -1,26 +1,27 @@
 //! `exec`.
 
-use super::{Context, random_hex};
+use super::random_hex;
 use crate::args::Exec;
+use crate::backend::Backend;
 use crate::error::Error;
 use crate::session::{self, Left, Local, State};
 use crate::terminal::{self, Events, Input, RawMode, Sink};
 use crate::{object::text::plain, request};
 
 /// Runs a command or attaches to one; its exit code.
-pub(super) async fn exec(context: &Context, args: &Exec) -> Result<u8, Error> {
+pub(super) async fn exec(backend: &Backend, args: &Exec) -> Result<u8, Error> {
     let events = Events::start().map_err(Error::Runtime)?;
-    exec_with(context, args, events).await.map(|(code, _)| code)
+    exec_with(backend, args, events).await.map(|(code, _)| code)
 }
 
 /// The same with signals that are caught already, which are given back.
 pub(super) async fn exec_with(
-    context: &Context,
+    backend: &Backend,
     args: &Exec,
     events: Events,
 ) -> Result<(u8, Events), Error> {
     let made_up = format!("exec-{}", random_hex::<8>()?);
-    let open = request::exec(args, context.key(&args.name), made_up, terminal::size())?;
+    let open = request::exec(args, made_up, terminal::size())?;
     let interaction = args.interaction;
     // Before anything is sent: the first key belongs to the command. Held to the end of this function.
     let raw = if interaction.tty && interaction.stdin {
@@ -50,7 +51,7 @@ pub(super) async fn exec_with(
     } else {
         State::made_up(open)
     };
-    let left = session::drive(&context.agent, state, &mut local, &operation).await;
+    let left = session::drive(backend, &args.name, state, &mut local, &operation).await;
     drop(raw);
     Ok((finish(&args.name, &left?), local.events))
 }

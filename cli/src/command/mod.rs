@@ -11,42 +11,22 @@ mod watch;
 
 use std::io::{Read as _, Write as _};
 
-use cloche_proto::agent::v1alpha1::SandboxKey;
-
 use crate::args::{Cli, Command};
-use crate::connection::Agent;
+use crate::backend::{Backend, Standalone};
 use crate::error::Error;
-
-/// What every command needs.
-struct Context {
-    agent: Agent,
-    namespace: String,
-}
-
-impl Context {
-    fn key(&self, name: &str) -> SandboxKey {
-        SandboxKey {
-            namespace: self.namespace.clone(),
-            name: name.to_owned(),
-        }
-    }
-}
 
 /// Does what was asked for; the exit code.
 pub(crate) async fn run(cli: &Cli) -> Result<u8, Error> {
     let socket = cli.standalone.as_deref().ok_or(Error::NoAgent)?;
-    let context = Context {
-        agent: Agent::new(socket),
-        namespace: cli.namespace.clone(),
-    };
+    let backend = Backend::Standalone(Standalone::new(socket, cli.namespace.as_deref()));
     match &cli.command {
-        Command::Exec(args) => exec::exec(&context, args).await,
-        Command::Run(args) => run::run(&context, args).await,
-        Command::Ls(args) => ls::ls(&context, args).await.map(|()| 0),
-        Command::Describe(args) => describe::describe(&context, args).await.map(|()| 0),
-        Command::Wait(args) => wait::wait(&context, args).await.map(|()| 0),
-        Command::Log(args) => log::log(&context, args).await.map(|()| 0),
-        Command::Rm(args) => rm::rm(&context, args).await.map(|()| 0),
+        Command::Exec(args) => exec::exec(&backend, args).await,
+        Command::Run(args) => run::run(&backend, args).await,
+        Command::Ls(args) => ls::ls(&backend, args).await.map(|()| 0),
+        Command::Describe(args) => describe::describe(&backend, args).await.map(|()| 0),
+        Command::Wait(args) => wait::wait(&backend, args).await.map(|()| 0),
+        Command::Log(args) => log::log(&backend, args).await.map(|()| 0),
+        Command::Rm(args) => rm::rm(&backend, args).await.map(|()| 0),
     }
 }
 

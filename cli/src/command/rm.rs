@@ -1,20 +1,19 @@
 //! `rm`.
 
-use cloche_proto::agent::v1alpha1::DeleteRequest;
-
 use super::watch::Watch;
-use super::{Context, print, wait};
+use super::{print, wait};
 use crate::args::Rm;
+use crate::backend::Backend;
 use crate::error::{self, Error};
 use crate::object::goal::Goal;
 use crate::object::{Object, full_name};
 
 /// Deletes sandboxes; one that fails does not keep the others. With `--wait` each line says how the sandbox ended.
-pub(super) async fn rm(context: &Context, args: &Rm) -> Result<(), Error> {
+pub(super) async fn rm(backend: &Backend, args: &Rm) -> Result<(), Error> {
     let mut failed = 0;
     let mut deleted = Vec::new();
     for name in &args.names {
-        match begin(context, name, args.wait).await {
+        match begin(backend, name, args.wait).await {
             Ok(watch) => deleted.push((name, watch)),
             Err(problem) if args.names.len() == 1 => return Err(problem),
             Err(problem) => {
@@ -41,40 +40,23 @@ pub(super) async fn rm(context: &Context, args: &Rm) -> Result<(), Error> {
 }
 
 /// Asks for the deletion; watched from before it, so that the end is seen however quick it is.
-async fn begin<'a>(
-    context: &'a Context,
-    name: &str,
-    watched: bool,
-) -> Result<Option<Watch<'a>>, Error> {
-    let mut watch = watched.then(|| Watch::new(&context.agent, context.key(name)));
+async fn begin(backend: &Backend, name: &str, watched: bool) -> Result<Option<Watch>, Error> {
+    let mut watch = watched.then(|| Watch::new(backend, name));
     if let Some(watch) = &mut watch {
         // Where there is no such sandbox, the deletion says so.
         watch.next().await?;
     }
-    delete(context, name).await?;
+    backend.delete(name).await?;
     Ok(watch)
 }
 
 /// Until nothing of it is left; how it ended, if that was told.
-async fn follow(mut watch: Watch<'_>) -> Result<Option<String>, Error> {
+async fn follow(mut watch: Watch) -> Result<Option<String>, Error> {
     while watch.next().await?.is_some() {}
     Ok(watch.last().and_then(Object::end))
 }
 
-/// Asks for the deletion.
-pub(super) async fn delete(context: &Context, name: &str) -> Result<(), Error> {
-    let mut client = context.agent.connect().await?;
-    let request = DeleteRequest {
-        key: Some(context.key(name)),
-    };
-    client
-        .delete(request)
-        .await
-        .map(drop)
-        .map_err(|status| Error::refused(format!("delete sandbox {name}"), status))
-}
-
 /// Waits until nothing of it is left.
-pub(super) async fn wait_gone(context: &Context, name: &str) -> Result<(), Error> {
-    wait::follow(context, &Goal::Deleted, name, &mut None).await
+pub(super) async fn wait_gone(backend: &Backend, name: &str) -> Result<(), Error> {
+    wait::follow(backend, &Goal::Deleted, name, &mut None).await
 }

@@ -4,12 +4,13 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use cloche_crds::Sandbox;
-use cloche_proto::agent::v1alpha1::{ApplyRequest, Open};
+use cloche_proto::agent::v1alpha1::Open;
 
 use super::watch::Watch;
-use super::{Context, exec, print, random_hex, rm};
+use super::{exec, print, random_hex, rm};
 use crate::NOT_RUN;
 use crate::args::Run;
+use crate::backend::Backend;
 use crate::error::{self, Error};
 use crate::object::{Object, full_name};
 use crate::request;
@@ -23,7 +24,7 @@ const MAIN: &str = "main";
 const REMOVAL: Duration = Duration::from_mins(1);
 
 /// Makes a sandbox and runs the command in it; the command's exit code.
-pub(super) async fn run(context: &Context, args: &Run) -> Result<u8, Error> {
+pub(super) async fn run(backend: &Backend, args: &Run) -> Result<u8, Error> {
     if args.rm && args.argv.is_empty() && !request::by_exec(args) {
         return Err(Error::Usage(
             "--rm needs a command, -i or -t: a sandbox without would be deleted at once".to_owned(),
@@ -36,14 +37,14 @@ pub(super) async fn run(context: &Context, args: &Run) -> Result<u8, Error> {
     let sandbox = request::sandbox(args, &name)?;
     // Before the sandbox exists, so that no signal finds it without its --rm.
     let events = Events::start().map_err(Error::Runtime)?;
-    apply(context, &name, &sandbox).await?;
+    apply(backend, &name, &sandbox).await?;
     if args.name.is_none() {
         // On stderr: stdout is the command's.
         drop(writeln!(std::io::stderr(), "{} created", full_name(&name)));
     }
-    let outcome = run_in(context, args, &name, events).await;
+    let outcome = run_in(backend, args, &name, events).await;
     if args.rm
-        && let Err(problem) = remove(context, &name).await
+        && let Err(problem) = remove(backend, &name).await
     {
         error::print(&problem);
         return outcome.map(|code| if code == 0 { NOT_RUN } else { code });
@@ -52,12 +53,12 @@ pub(super) async fn run(context: &Context, args: &Run) -> Result<u8, Error> {
 }
 
 async fn run_in(
-    context: &Context,
+    backend: &Backend,
     args: &Run,
     name: &str,
     mut events: Events,
 ) -> Result<u8, Error> {
-    let object = match started(context, name, &mut events).await? {
+    let object = match started(backend, name, &mut events).await? {
         Started::Running => None,
         Started::Ended(object) => Some(object),
         Started::Left(signal) => return Ok(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
@@ -67,7 +68,7 @@ async fn run_in(
             return Err(ended(name, &object));
         }
         let exec = request::exec_of(args, name);
-        return exec::exec_with(context, &exec, events)
+        return exec::exec_with(backend, &exec, events)
             .await
             .map(|(code, _)| code);
     }
@@ -77,7 +78,7 @@ async fn run_in(
             None => print(&format!("{} running\n", full_name(name))).map(|()| 0),
         };
     }
-    let outcome = main(context, name, events).await;
+    let outcome = main(backend, name, events).await;
     match (outcome, object) {
         // It ended without its command ever having been a session.
         (Err(problem), Some(object)) if problem.is_not_found() => match object.exit_code() {
@@ -95,22 +96,12 @@ fn ended(name: &str, object: &Object) -> Error {
     Error::Unreachable(format!("sandbox {name} ended: it is {}", object.summary()))
 }
 
-async fn apply(context: &Context, name: &str, sandbox: &Sandbox) -> Result<(), Error> {
-    let operation = format!("make sandbox {name}");
+async fn apply(backend: &Backend, name: &str, sandbox: &Sandbox) -> Result<(), Error> {
     let manifest = serde_json::to_vec(sandbox).map_err(|problem| Error::Wrong {
-        operation: operation.clone(),
+        operation: format!("make sandbox {name}"),
         message: problem.to_string(),
     })?;
-    let request = ApplyRequest {
-        manifest,
-        replace: false,
-    };
-    let mut client = context.agent.connect().await?;
-    client
-        .apply(request)
-        .await
-        .map(drop)
-        .map_err(|status| Error::refused(operation, status))
+    backend.create(name, manifest).await
 }
 
 enum Started {
@@ -121,8 +112,8 @@ enum Started {
 }
 
 /// Waits until it runs, or has run, or will not.
-async fn started(context: &Context, name: &str, events: &mut Events) -> Result<Started, Error> {
-    let mut watch = Watch::new(&context.agent, context.key(name));
+async fn started(backend: &Backend, name: &str, events: &mut Events) -> Result<Started, Error> {
+    let mut watch = Watch::new(backend, name);
     let mut seen = false;
     loop {
         // Polled on, not dropped, when a signal comes that asks for nothing.
@@ -143,7 +134,7 @@ async fn started(context: &Context, name: &str, events: &mut Events) -> Result<S
             Some(object) if object.is_finished() => return Ok(Started::Ended(object)),
             Some(_) => seen = true,
             // Applied, and not yet taken up.
-            None if !seen => tokio::time::sleep(Duration::from_millis(20)).await,
+            None if !seen => {}
             None => {
                 return Err(Error::Unreachable(format!(
                     "sandbox {name} was deleted before it was running"
@@ -154,9 +145,8 @@ async fn started(context: &Context, name: &str, events: &mut Events) -> Result<S
 }
 
 /// Attaches to the sandbox's own command from its first byte on.
-async fn main(context: &Context, name: &str, events: Events) -> Result<u8, Error> {
+async fn main(backend: &Backend, name: &str, events: Events) -> Result<u8, Error> {
     let open = Open {
-        key: Some(context.key(name)),
         command_id: MAIN.to_owned(),
         ..Open::default()
     };
@@ -170,16 +160,16 @@ async fn main(context: &Context, name: &str, events: Events) -> Result<u8, Error
     };
     let operation = format!("follow the command of sandbox {name}");
     let left: Left =
-        session::drive(&context.agent, State::new(open), &mut local, &operation).await?;
+        session::drive(backend, name, State::new(open), &mut local, &operation).await?;
     Ok(exec::finish(name, &left))
 }
 
-async fn remove(context: &Context, name: &str) -> Result<(), Error> {
-    match rm::delete(context, name).await {
+async fn remove(backend: &Backend, name: &str) -> Result<(), Error> {
+    match backend.delete(name).await {
         Err(problem) if problem.is_not_found() => return Ok(()),
         outcome => outcome?,
     }
-    match tokio::time::timeout(REMOVAL, rm::wait_gone(context, name)).await {
+    match tokio::time::timeout(REMOVAL, rm::wait_gone(backend, name)).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Error::Unreachable(format!(
             "sandbox {name} is still being deleted after {} s",

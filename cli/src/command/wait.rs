@@ -2,27 +2,28 @@
 
 use tokio::time::timeout;
 
+use super::print;
 use super::watch::Watch;
-use super::{Context, ls, print};
 use crate::args::Wait;
+use crate::backend::Backend;
 use crate::error::Error;
 use crate::object::goal::{Goal, Progress};
 use crate::object::{Object, full_name};
 
 /// Returns when the sandbox is in the state; an error when it never will be, or was not in time.
-pub(super) async fn wait(context: &Context, args: &Wait) -> Result<(), Error> {
+pub(super) async fn wait(backend: &Backend, args: &Wait) -> Result<(), Error> {
     let goal = Goal::parse(&args.state).map_err(Error::Usage)?;
     let mut last = None;
     let reached = if args.timeout.is_zero() {
         // Once: by a list, so that a slow answer is not taken for "not so".
-        match ls::get(context, Some(context.key(&args.name))).await {
-            Ok(objects) => last = objects.into_iter().next(),
+        match backend.get(&args.name).await {
+            Ok(object) => last = Some(object),
             Err(problem) if problem.is_not_found() => {}
             Err(problem) => return Err(problem),
         }
         step(&goal, &args.name, last.as_ref())?
     } else {
-        match timeout(args.timeout, follow(context, &goal, &args.name, &mut last)).await {
+        match timeout(args.timeout, follow(backend, &goal, &args.name, &mut last)).await {
             Ok(outcome) => {
                 outcome?;
                 true
@@ -43,12 +44,12 @@ pub(super) async fn wait(context: &Context, args: &Wait) -> Result<(), Error> {
 
 /// Follows the sandbox to the goal, also one that is not there yet; `last` is how it was last seen.
 pub(super) async fn follow(
-    context: &Context,
+    backend: &Backend,
     goal: &Goal,
     name: &str,
     last: &mut Option<Object>,
 ) -> Result<(), Error> {
-    let mut watch = Watch::new(&context.agent, context.key(name));
+    let mut watch = Watch::new(backend, name);
     loop {
         let object = watch.next().await?;
         let was_there = last.is_some();

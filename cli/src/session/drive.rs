@@ -3,16 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use cloche_proto::agent::v1alpha1::{Exit, SessionRequest, SessionResponse, Stream};
+use cloche_proto::agent::v1alpha1::{Exit, SessionResponse, Stream};
 use tokio::signal::unix::SignalKind;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
 
 use super::insistence::Insistence;
 use super::state::{Received, State};
-use crate::connection::{Agent, Outage, is_broken};
+use crate::backend::{Backend, Connection, Failure, Outage};
 use crate::error::Error;
 use crate::terminal::{self, Event, Events, INPUT_CHUNK, Input, Piece, Sink, notice};
 
@@ -46,12 +43,6 @@ pub(crate) struct Local {
     pub(crate) kill_when_left: bool,
 }
 
-/// One connection's two directions.
-struct Connection {
-    requests: mpsc::Sender<SessionRequest>,
-    replies: Streaming<SessionResponse>,
-}
-
 /// Why a connection ended without the command's end.
 enum Broken {
     /// It broke; the agent may come back.
@@ -60,15 +51,18 @@ enum Broken {
     Final(Error),
 }
 
-/// Runs the session to its end, and writes all of its output. `operation` is what to call it in an error: verb and object.
+/// Runs a session in sandbox `name` to its end, and writes all of its output. `operation` is what to call it in an error: verb and
+/// object.
 pub(crate) async fn drive(
-    agent: &Agent,
+    backend: &Backend,
+    name: &str,
     state: State,
     local: &mut Local,
     operation: &str,
 ) -> Result<Left, Error> {
     let mut session = Session {
-        agent,
+        backend,
+        name,
         state,
         local,
         operation,
@@ -91,7 +85,8 @@ pub(crate) async fn drive(
 }
 
 struct Session<'a> {
-    agent: &'a Agent,
+    backend: &'a Backend,
+    name: &'a str,
     state: State,
     local: &'a mut Local,
     operation: &'a str,
@@ -141,32 +136,14 @@ impl Session<'_> {
 
     /// One connection. An agent that is not there at the `first` one is more likely a wrong path than a restart.
     async fn once(&mut self, first: bool) -> Result<Left, Broken> {
-        let (requests, receiver) = mpsc::channel(4);
-        let open = self.state.open();
-        let agent = self.agent;
-        let operation = self.operation;
-        let attempt = async move {
-            let mut client = agent.connect().await.map_err(|problem| {
-                if first {
-                    Broken::Final(problem)
-                } else {
-                    Broken::Gone(problem.to_string())
-                }
-            })?;
-            // Cannot fail: there is room and the receiver is held.
-            drop(requests.send(open).await);
-            match client.session(ReceiverStream::new(receiver)).await {
-                Ok(response) => Ok(Connection {
-                    requests,
-                    replies: response.into_inner(),
-                }),
-                Err(status) => Err(broken(operation, status)),
-            }
+        let attempt = self.backend.session(self.name, self.state.open());
+        let connection = match self.meanwhile(attempt).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(Failure::Unconnected(problem))) if first => return Err(Broken::Final(problem)),
+            Ok(Err(failure)) => return Err(self.broken(failure)),
+            Err(left) => return Ok(left),
         };
-        match self.meanwhile(attempt).await {
-            Ok(connection) => self.pass(connection?).await,
-            Err(left) => Ok(left),
-        }
+        self.pass(connection).await
     }
 
     /// Waits for `work` while the user may type and send signals. The error: the user left.
@@ -209,13 +186,13 @@ impl Session<'_> {
     /// Passes everything on over a connection, to the command's end or the connection's.
     async fn pass(&mut self, mut connection: Connection) -> Result<Left, Broken> {
         loop {
-            // Every arm is cancel safe: tonic keeps a half received message in the stream, and the others are channels.
+            // Every arm is cancel safe: a half received reply stays in its stream, and the others are channels.
             tokio::select! {
-                reply = connection.replies.message(), if self.held.is_empty() => {
+                reply = connection.replies.next(), if self.held.is_empty() => {
                     let reply = match reply {
                         Ok(Some(reply)) => reply,
                         Ok(None) => return Err(Broken::Gone("it closed the stream".to_owned())),
-                        Err(status) => return Err(broken(self.operation, status)),
+                        Err(failure) => return Err(self.broken(failure)),
                     };
                     match self.receive(reply)? {
                         Received::Attached { created, existed } => self.on_attached(created, existed),
@@ -317,7 +294,7 @@ impl Session<'_> {
                     return;
                 }
             }
-            while let Ok(Some(reply)) = connection.replies.message().await {
+            while let Ok(Some(reply)) = connection.replies.next().await {
                 if matches!(self.state.receive(reply), Ok(Received::Exit(_)) | Err(_)) {
                     return;
                 }
@@ -365,6 +342,16 @@ impl Session<'_> {
         self.state.push_stdin(&data);
     }
 
+    fn broken(&self, failure: Failure) -> Broken {
+        match failure {
+            Failure::Broken(message) => Broken::Gone(message),
+            Failure::Unconnected(problem) => Broken::Gone(problem.to_string()),
+            failure @ (Failure::Refused(_) | Failure::Wrong(_)) => {
+                Broken::Final(failure.error(self.operation))
+            }
+        }
+    }
+
     fn what_is_left(&self) -> String {
         if !self.state.exists() {
             return "whether the command was started is not known".to_owned();
@@ -387,14 +374,6 @@ impl Session<'_> {
                 }
             }
         }
-    }
-}
-
-fn broken(operation: &str, status: tonic::Status) -> Broken {
-    if is_broken(&status) {
-        Broken::Gone(crate::object::text::plain(status.message()))
-    } else {
-        Broken::Final(Error::refused(operation, status))
     }
 }
 

@@ -1,0 +1,164 @@
+//! Where sandboxes are: what commands ask for, and who answers.
+//!
+//! Commands know no more than this file: an agent's socket and a cluster differ in how they are reached and in what breaks, not in
+//! what a sandbox or a session is.
+
+mod failure;
+mod outage;
+mod standalone;
+
+use cloche_proto::agent::v1alpha1::{LogRequest, SessionRequest, SessionResponse};
+use tokio::sync::mpsc;
+use tonic::Streaming;
+
+pub(crate) use failure::{Failure, Refusal};
+pub(crate) use outage::Outage;
+pub(crate) use standalone::Standalone;
+
+use crate::error::Error;
+use crate::object::Object;
+
+/// Requests of a session under way to the connection. Few: what is not sent yet is the session's to keep.
+const REQUESTS: usize = 4;
+
+/// Which sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// The one of this name.
+    One(String),
+    /// All that there are.
+    All,
+}
+
+/// One step of what happens to sandboxes.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// It is like this now.
+    Present(Object),
+    /// It is gone; this is how it was last.
+    Deleted(Object),
+    /// There is none of the name that was asked for.
+    Absent,
+}
+
+/// Where sandboxes are.
+#[derive(Debug)]
+pub(crate) enum Backend {
+    /// With an agent that runs without Kubernetes.
+    Standalone(Standalone),
+}
+
+impl Backend {
+    /// One sandbox as it is now.
+    pub(crate) async fn get(&self, name: &str) -> Result<Object, Error> {
+        let operation = format!("get sandbox {name}");
+        self.select(&Selection::One(name.to_owned()))
+            .await
+            .and_then(|objects| {
+                let first = objects.into_iter().next();
+                first.ok_or_else(|| Failure::Wrong("it names no sandbox".to_owned()))
+            })
+            .map_err(|failure| failure.error(operation))
+    }
+
+    /// All sandboxes as they are now.
+    pub(crate) async fn list(&self) -> Result<Vec<Object>, Error> {
+        self.select(&Selection::All)
+            .await
+            .map_err(|failure| failure.error("list sandboxes"))
+    }
+
+    async fn select(&self, selection: &Selection) -> Result<Vec<Object>, Failure> {
+        match self {
+            Self::Standalone(agent) => agent.list(selection).await,
+        }
+    }
+
+    /// Makes a sandbox of a manifest in JSON.
+    pub(crate) async fn create(&self, name: &str, manifest: Vec<u8>) -> Result<(), Error> {
+        match self {
+            Self::Standalone(agent) => agent.create(manifest).await,
+        }
+        .map_err(|failure| failure.error(format!("make sandbox {name}")))
+    }
+
+    /// Asks for a deletion, and returns before it is done.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
+        match self {
+            Self::Standalone(agent) => agent.delete(name).await,
+        }
+        .map_err(|failure| failure.error(format!("delete sandbox {name}")))
+    }
+
+    /// What happens to sandboxes from now on; nothing is connected yet.
+    pub(crate) fn changes(&self, selection: &Selection) -> Changes {
+        match self {
+            Self::Standalone(agent) => Changes::Standalone(agent.changes(selection)),
+        }
+    }
+
+    /// Opens one connection of a session in sandbox `name` by its first request, which needs no key.
+    pub(crate) async fn session(
+        &self,
+        name: &str,
+        first: SessionRequest,
+    ) -> Result<Connection, Failure> {
+        match self {
+            Self::Standalone(agent) => {
+                let (requests, replies) = agent.session(name, first).await?;
+                Ok(Connection {
+                    requests,
+                    replies: Replies::Standalone(replies),
+                })
+            }
+        }
+    }
+
+    /// Opens the kept output of a command of sandbox `name`.
+    pub(crate) async fn log(&self, name: &str, request: LogRequest) -> Result<Replies, Failure> {
+        match self {
+            Self::Standalone(agent) => agent.log(name, request).await.map(Replies::Standalone),
+        }
+    }
+}
+
+/// A stream of changes, opened at the first call and anew after each failure.
+#[derive(Debug)]
+pub(crate) enum Changes {
+    /// Of an agent.
+    Standalone(standalone::Changes),
+}
+
+impl Changes {
+    /// The next change. Not cancel safe where a stream is opened; a call that was dropped there opens it again.
+    pub(crate) async fn next(&mut self) -> Result<Change, Failure> {
+        match self {
+            Self::Standalone(changes) => changes.next().await,
+        }
+    }
+}
+
+/// One connection's two directions.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Dropping it detaches.
+    pub(crate) requests: mpsc::Sender<SessionRequest>,
+    /// What comes back.
+    pub(crate) replies: Replies,
+}
+
+/// Replies of a session or a log.
+#[derive(Debug)]
+pub(crate) enum Replies {
+    /// Of an agent.
+    Standalone(Streaming<SessionResponse>),
+}
+
+impl Replies {
+    /// The next reply; `None`: the other side has said all. Cancel safe: a half received message stays in the stream.
+    pub(crate) async fn next(&mut self) -> Result<Option<SessionResponse>, Failure> {
+        match self {
+            Self::Standalone(replies) => replies.message().await.map_err(standalone::failure),
+        }
+    }
+}
