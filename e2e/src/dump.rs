@@ -40,7 +40,7 @@ pub async fn dump(agent: &Agent, problem: &anyhow::Error) {
     eprintln!("{text}==== end");
 }
 
-fn section(text: &mut String, title: &str, content: &str) {
+pub(crate) fn section(text: &mut String, title: &str, content: &str) {
     writeln!(text, "---- {title}\n{content}").ok();
 }
 
@@ -68,7 +68,7 @@ fn files(text: &mut String, folder: &Path, depth: usize) {
     }
 }
 
-fn tail(text: &str) -> String {
+pub(crate) fn tail(text: &str) -> String {
     let skipped = text.len().saturating_sub(FILE);
     let from = (skipped..text.len())
         .find(|index| text.is_char_boundary(*index))

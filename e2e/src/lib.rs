@@ -8,6 +8,7 @@
 //!     ├─────► audit       processes, mounts, cgroups, network namespaces and files, against what the ledger names
 //!     └─────► dump        what a person needs after a failure
 //!   image, registry       OCI layouts, hostile ones too; a real registry on the loopback
+//!   rig                   a real control plane of Kubernetes, with an ID that nobody else uses
 //! ```
 //!
 //! A test is `trial::run(options, async |agent| ...)`: whatever happens in it, the agent's state is dumped on failure, audited
@@ -15,7 +16,7 @@
 //! until a deadline.
 //!
 //! Needs root and what the build makes: `cloche-agent`, `kubectl-sandbox`, `runsc`, `cloche-init`, found in cargo's target
-//! folder or by `CLOCHE_AGENT`, `CLOCHE_CLI`, `CLOCHE_RUNSC`, `CLOCHE_INIT`. What is missing is an error, never a skipped test.
+//! folder or by `CLOCHE_AGENT`, `CLOCHE_CLI`, `CLOCHE_RUNSC`, `CLOCHE_INIT`, `CLOCHE_RIG`. What is missing is an error, never a skipped test.
 
 pub mod agent;
 pub mod audit;
@@ -26,6 +27,7 @@ pub mod image;
 pub mod level;
 pub mod process;
 pub mod registry;
+pub mod rig;
 pub mod session;
 pub mod trial;
 

@@ -1,6 +1,7 @@
 //! The one place where this crate starts programs, and where it looks for those that the build made.
 
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -13,6 +14,14 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true);
+    command
+}
+
+/// A program in a process group of its own, which is waited for without a runtime.
+#[allow(clippy::disallowed_methods, reason = "the one place")]
+pub(crate) fn in_own_group(program: impl AsRef<OsStr>) -> std::process::Command {
+    let mut command = std::process::Command::new(program);
+    command.process_group(0);
     command
 }
 
@@ -29,6 +38,8 @@ pub enum Built {
     Init,
     /// The folder of local images.
     Images,
+    /// The folder of the rig's programs, for a control plane.
+    Rig,
 }
 
 impl Built {
@@ -41,6 +52,7 @@ impl Built {
             Self::Runsc => ("CLOCHE_RUNSC", "artifacts", "runsc"),
             Self::Init => ("CLOCHE_INIT", "artifacts", "cloche-init"),
             Self::Images => ("CLOCHE_IMAGES", "artifacts", "images"),
+            Self::Rig => ("CLOCHE_RIG", "", "rig"),
         };
         let path = match std::env::var_os(variable) {
             Some(path) => PathBuf::from(path),
