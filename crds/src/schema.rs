@@ -358,25 +358,28 @@ fn transitions() -> Value {
                 "!has(oldSelf.status) || !has(oldSelf.status.{field}) || (has(self.status) && has(self.status.{field}) && self.status.{field} == oldSelf.status.{field})"
             ),
             "message": message,
+            "fieldPath": format!(".status.{field}"),
         })
     };
-    let frozen = "['Ready', 'Finished']";
-    let of = |object: &str| {
+    // One by one: in a filtered list the order would count, and the list is one by type.
+    let of = |object: &str, kind: &str| {
         format!(
-            "(has({object}.status.conditions) ? {object}.status.conditions.filter(c, c.type in {frozen}) : [])"
+            "(has({object}.status.conditions) ? {object}.status.conditions.filter(c, c.type == '{kind}') : [])"
         )
     };
+    let frozen = ["Ready", "Finished"]
+        .map(|kind| format!("{} == {}", of("self", kind), of("oldSelf", kind)))
+        .join(" && ");
     json!([
-        kept("nodeName", "status.nodeName cannot change or vanish: a sandbox stays on its node"),
-        kept("nodeUID", "status.nodeUID cannot change or vanish: a sandbox stays on its node"),
-        kept("termination", "status.termination cannot change or vanish: an end is told once"),
+        kept("nodeName", "cannot change or vanish: a sandbox stays on its node"),
+        kept("nodeUID", "cannot change or vanish: a sandbox stays on its node"),
+        kept("termination", "cannot change or vanish: an end is told once"),
         {
             "rule": format!(
-                "!has(oldSelf.status) || !has(oldSelf.status.termination) || (has(self.status) && has(self.status.phase) == has(oldSelf.status.phase) && (!has(self.status.phase) || self.status.phase == oldSelf.status.phase) && {} == {})",
-                of("self"),
-                of("oldSelf"),
+                "!has(oldSelf.status) || !has(oldSelf.status.termination) || (has(self.status) && has(self.status.phase) == has(oldSelf.status.phase) && (!has(self.status.phase) || self.status.phase == oldSelf.status.phase) && {frozen})"
             ),
             "message": "phase, Ready and Finished cannot change after the end",
+            "fieldPath": ".status",
         },
     ])
 }
@@ -396,8 +399,11 @@ fn immutable() -> impl Iterator<Item = Value> {
 
 /// What is said of the whole spec.
 fn of_spec() -> Value {
+    // Of fields that cannot change, so looked at when they come: at a later change of the lifecycle it would refuse an object that is
+    // older than the rule.
     let mut rules = vec![json!({
-        "rule": "!has(self.imagePullPolicy) || !self.image.matches('^(oci|oci-archive|rootfs):')",
+        "optionalOldSelf": true,
+        "rule": "oldSelf.hasValue() || !has(self.imagePullPolicy) || !self.image.matches('^(oci|oci-archive|rootfs):')",
         "message": "means nothing for a local image, which is looked at whenever a sandbox starts: leave it out",
         "fieldPath": ".imagePullPolicy",
     })];

@@ -2,96 +2,21 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a whole file of tests; the functions beside them are not marked as such
 
+mod table;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use cloche_crds::rules::{RULES, Violation, check_update, validate};
 use cloche_crds::{Sandbox, decode};
-use serde::Deserialize;
-use serde_json::{Value, json};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Case {
-    #[serde(rename = "case")]
-    title: String,
-    metadata: Option<Value>,
-    old: Option<Value>,
-    spec: Value,
-    #[serde(default)]
-    breaks: BTreeMap<String, Vec<String>>,
-    #[serde(default)]
-    refused: Vec<String>,
-    says: Option<String>,
-}
-
-impl Case {
-    fn object(&self, spec: &Value) -> Value {
-        json!({
-            "apiVersion": "cloche.dev/v1alpha1",
-            "kind": "Sandbox",
-            "metadata": self.metadata.clone().map_or_else(|| json!({"name": "demo"}), expand),
-            "spec": expand(spec.clone()),
-        })
-    }
-}
-
-/// Replaces `$text` and `$item` by what they stand for.
-fn expand(value: Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            let times = map.get("$times").and_then(Value::as_u64);
-            if let (Some(Value::String(text)), Some(times)) = (map.get("$text"), times) {
-                return text.repeat(usize::try_from(times).unwrap()).into();
-            }
-            if let (Some(item), Some(times)) = (map.get("$item"), times) {
-                return (0..times).map(|index| number(item, index)).collect();
-            }
-            Value::Object(
-                map.into_iter()
-                    .map(|(key, value)| (key, expand(value)))
-                    .collect(),
-            )
-        }
-        Value::Array(items) => items.into_iter().map(expand).collect(),
-        plain => plain,
-    }
-}
-
-fn number(value: &Value, index: u64) -> Value {
-    match value {
-        Value::String(text) => text.replace('#', &index.to_string()).into(),
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, value)| (key.clone(), number(value, index)))
-            .collect(),
-        plain => plain.clone(),
-    }
-}
+use serde_json::json;
+use table::Case;
 
 fn cases() -> Vec<(String, Case)> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rules");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "yaml")
-        })
-        .collect();
-    files.sort();
-    let mut all = Vec::new();
-    for file in files {
-        let text = std::fs::read_to_string(&file).unwrap();
-        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
-        let cases: Vec<Case> = serde_saphyr::from_str(&text)
-            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        all.extend(
-            cases
-                .into_iter()
-                .map(|case| (format!("{name}: {}", case.title), case)),
-        );
-    }
-    all
+    table::cases(Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/rules"
+    )))
 }
 
 fn paths(violations: &[Violation]) -> Vec<String> {
@@ -113,7 +38,7 @@ fn broken(sandbox: &Sandbox) -> BTreeMap<String, Vec<Violation>> {
 #[test]
 fn the_table_holds() {
     for (title, case) in cases() {
-        let said: Vec<Violation> = match decode::sandbox(&case.object(&case.spec)) {
+        let said: Vec<Violation> = match decode::sandbox(&case.object()) {
             Err(refusal) => {
                 assert_eq!(paths(&refusal.0), case.refused, "{title}: {refusal}");
                 refusal.0
@@ -129,8 +54,8 @@ fn the_table_holds() {
                         assert_eq!(told, each, "{title}");
                     }
                 }
-                if let Some(old) = &case.old {
-                    let old = decode::sandbox(&case.object(old)).unwrap();
+                if let Some(old) = case.old() {
+                    let old = decode::sandbox(&old).unwrap();
                     let refused = check_update(&old, &sandbox);
                     if !refused.is_empty() {
                         broken.insert("update".to_owned(), refused);
