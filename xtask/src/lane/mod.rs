@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | static | format, lints, dependency rules, generated files, licences | nothing |
 //! | unit | the tests of every crate, the real kernel and runsc among them | root, artifacts |
+//! | api | the CRDs on a real apiserver | root, the rig's control plane |
 //! | node | the end-to-end tests against a real agent | root, artifacts |
 //! | vm | the agent's tests of cgroups again, and a few end-to-end tests, on a virtual machine with cgroup v2 alone | root, artifacts |
 //!
@@ -24,6 +25,7 @@ use clap::ValueEnum;
 use crate::artifact::{self, Artifacts};
 use crate::clock::Stopwatch;
 use crate::package;
+use crate::rig;
 use crate::workspace::Workspace;
 use report::{Counts, Report};
 use suites::Suites;
@@ -41,6 +43,8 @@ pub(crate) enum Lane {
     Static,
     /// The tests of every crate.
     Unit,
+    /// The CRDs on a real apiserver.
+    Api,
     /// The end-to-end tests against a real agent.
     Node,
     /// Tests of cgroups, and of a node, on a virtual machine with cgroup v2.
@@ -52,6 +56,7 @@ impl Lane {
         match self {
             Self::Static => "static",
             Self::Unit => "unit",
+            Self::Api => "api",
             Self::Node => "node",
             Self::Vm => "vm",
         }
@@ -60,7 +65,7 @@ impl Lane {
     /// Far above what it takes: a lane that hangs has to end.
     fn limit(self) -> Duration {
         let minutes = match self {
-            Self::Static | Self::Unit | Self::Node | Self::Vm => 30,
+            Self::Static | Self::Unit | Self::Api | Self::Node | Self::Vm => 30,
         };
         Duration::from_mins(minutes)
     }
@@ -138,11 +143,18 @@ fn run_lane(
             let environment = environment(workspace, artifacts);
             Ok(suites.of_crates().run(&environment, deadline))
         }
+        Lane::Api => {
+            let rig = rig::build(workspace, rig::Mode::ControlPlane)?;
+            let (artifacts, suites) = made.get(workspace)?;
+            let mut environment = environment(workspace, artifacts);
+            environment.push(("CLOCHE_RIG".to_owned(), rig.display().to_string()));
+            Ok(suites.of_api().run(&environment, deadline))
+        }
         Lane::Node => {
             let (artifacts, suites) = made.get(workspace)?;
             let mut environment = environment(workspace, artifacts);
             environment.push(("RUST_TEST_THREADS".to_owned(), AT_ONCE.to_owned()));
-            Ok(suites.end_to_end().run(&environment, deadline))
+            Ok(suites.of_nodes().run(&environment, deadline))
         }
         Lane::Vm => {
             let (artifacts, suites) = made.get(workspace)?;

@@ -14,6 +14,8 @@ use crate::workspace::Workspace;
 
 /// The crate with the end-to-end tests.
 const END_TO_END: &str = "e2e";
+/// Those of them that have a control plane, and no agent.
+const API: &str = "e2e test api";
 
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,12 @@ struct Suite {
     program: PathBuf,
     /// The directory of its crate, in which it runs.
     directory: PathBuf,
+}
+
+impl Suite {
+    fn is_end_to_end(&self) -> bool {
+        self.name.split(' ').next() == Some(END_TO_END)
+    }
 }
 
 /// Test programs to run.
@@ -44,7 +52,7 @@ impl Suites {
 
     /// All but the end-to-end tests.
     pub(super) fn of_crates(&self) -> Self {
-        self.filter(|crate_name| crate_name != END_TO_END)
+        self.filter(|suite| !suite.is_end_to_end())
     }
 
     /// The program of one suite.
@@ -53,14 +61,19 @@ impl Suites {
         Some(&suite.program)
     }
 
-    /// The end-to-end tests.
-    pub(super) fn end_to_end(&self) -> Self {
-        self.filter(|crate_name| crate_name == END_TO_END)
+    /// The end-to-end tests with a real agent.
+    pub(super) fn of_nodes(&self) -> Self {
+        self.filter(|suite| suite.is_end_to_end() && suite.name != API)
     }
 
-    fn filter(&self, keep: impl Fn(&str) -> bool) -> Self {
-        let of_crate = |suite: &&Suite| suite.name.split(' ').next().is_some_and(&keep);
-        Self(self.0.iter().filter(of_crate).cloned().collect())
+    /// The end-to-end tests with a real apiserver.
+    pub(super) fn of_api(&self) -> Self {
+        self.filter(|suite| suite.name == API)
+    }
+
+    fn filter(&self, keep: impl Fn(&Suite) -> bool) -> Self {
+        let suites = self.0.iter().filter(|suite| keep(suite));
+        Self(suites.cloned().collect())
     }
 
     /// Runs them one after the other, all of them.
@@ -166,6 +179,7 @@ mod tests {
 
     const MESSAGES: &str = r#"
 {"reason":"compiler-artifact","manifest_path":"/w/e2e/Cargo.toml","target":{"name":"start","kind":["test"]},"profile":{"test":true},"executable":"/t/start-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/e2e/Cargo.toml","target":{"name":"api","kind":["test"]},"profile":{"test":true},"executable":"/t/api-1"}
 {"reason":"compiler-artifact","manifest_path":"/w/agent/Cargo.toml","target":{"name":"cloche-agent","kind":["bin"]},"profile":{"test":false},"executable":"/t/cloche-agent"}
 {"reason":"compiler-artifact","manifest_path":"/w/agent/Cargo.toml","target":{"name":"cloche_agent","kind":["lib"]},"profile":{"test":true},"executable":"/t/cloche_agent-2"}
 {"reason":"compiler-artifact","manifest_path":"/c/serde/Cargo.toml","target":{"name":"serde","kind":["lib"]},"profile":{"test":false},"executable":null}
@@ -179,11 +193,15 @@ mod tests {
         let names = |suites: &Suites| -> Vec<String> {
             suites.0.iter().map(|suite| suite.name.clone()).collect()
         };
-        assert_eq!(names(&suites), ["agent lib cloche_agent", "e2e test start"]);
+        assert_eq!(
+            names(&suites),
+            ["agent lib cloche_agent", "e2e test api", "e2e test start"]
+        );
         assert_eq!(names(&suites.of_crates()), ["agent lib cloche_agent"]);
-        assert_eq!(names(&suites.end_to_end()), ["e2e test start"]);
-        assert_eq!(suites.0[1].program, Path::new("/t/start-1"));
-        assert_eq!(suites.0[1].directory, Path::new("/w/e2e"));
+        assert_eq!(names(&suites.of_api()), ["e2e test api"]);
+        assert_eq!(names(&suites.of_nodes()), ["e2e test start"]);
+        assert_eq!(suites.0[2].program, Path::new("/t/start-1"));
+        assert_eq!(suites.0[2].directory, Path::new("/w/e2e"));
     }
 
     #[test]
