@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use cloche_agent::{standalone, told::chain};
+use cloche_agent::{cluster, standalone, told::chain};
 use tracing_subscriber::EnvFilter;
 
 /// Runs the sandboxes of one node.
@@ -19,7 +19,12 @@ struct Cli {
 enum Command {
     /// Run the sandboxes of a manifest directory, without Kubernetes
     Standalone(Box<standalone::Options>),
+    /// Run the sandboxes that a cluster binds to this node
+    Node(Box<cluster::Options>),
 }
+
+/// What is logged where nobody says otherwise. Each request that fails is told by whoever made it.
+const LOGGED: &str = "info,kube_client::client::builder=off";
 
 fn main() -> ExitCode {
     // The child that reads the bytes of images: before any thread, option or log, for it needs and gets nothing of the agent.
@@ -29,7 +34,7 @@ fn main() -> ExitCode {
     {
         return cloche_agent::image::unpack::child_main();
     }
-    let filter = EnvFilter::try_from_env("CLOCHE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("CLOCHE_LOG").unwrap_or_else(|_| EnvFilter::new(LOGGED));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -65,5 +70,6 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         .build()?;
     match cli.command {
         Command::Standalone(options) => runtime.block_on(standalone::run(*options)),
+        Command::Node(options) => runtime.block_on(cluster::run(*options)),
     }
 }

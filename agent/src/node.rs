@@ -15,6 +15,7 @@ use crate::instance::pool::Pool;
 use crate::ledger::Ledger;
 use crate::sandbox::SandboxRecord;
 use crate::sandbox::admission::Budget;
+use crate::settled::Settled;
 use crate::usage::Sampler;
 
 /// What the parts of one agent share. One per process.
@@ -37,6 +38,8 @@ pub struct Node {
     pub sandboxes: Ledger<SandboxRecord>,
     /// What the world sees.
     pub board: Board,
+    /// What of an end must be known elsewhere before its record goes; nothing standalone.
+    pub settled: Option<Settled>,
     /// What instances use.
     pub sampler: Sampler,
     /// What sandboxes may request.

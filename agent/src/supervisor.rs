@@ -2,9 +2,9 @@
 //!
 //! The supervisor owns the set of drivers. It starts one for each desired object that has none, tells drivers of objects that
 //! are gone, and waits for a driver's end before it starts another of the same name. What an edit may not change while the
-//! sandbox exists is refused here, and said beside the manifest.
+//! sandbox exists is refused here, and said beside the manifest. Whoever has to know tells from [`Accounted`] what is left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::sandbox::driver::{Driver, DriverHandle, Hands};
 use crate::sandbox::hands::NodeHands;
 use crate::sandbox::{Cause, Event, SandboxRecord, State, Termination, admission};
-use crate::source::{Desired, DesiredSandbox, Remembered, SandboxKey};
+use crate::source::{Accounted, DesiredSet, Origin, Remembered, SandboxKey, Wanted};
 
 /// Ends of drivers that may wait.
 const ENDS: usize = 256;
@@ -27,9 +27,10 @@ struct Driven {
     handle: DriverHandle,
     /// As it was last taken over.
     taken: SandboxRecord,
-    /// Of the desired object; 0 before one was seen.
+    /// Of the manifest; 0 before one was seen.
     incarnation: u64,
     told_to_delete: bool,
+    told_to_end: bool,
 }
 
 /// Starts and follows drivers.
@@ -39,6 +40,7 @@ pub struct Supervisor {
     ended: mpsc::Sender<(SandboxKey, String)>,
     ends: mpsc::Receiver<(SandboxKey, String)>,
     refused: watch::Sender<Refusals>,
+    accounted: watch::Sender<Accounted>,
 }
 
 impl Supervisor {
@@ -51,27 +53,34 @@ impl Supervisor {
             ended,
             ends,
             refused: watch::Sender::default(),
+            accounted: watch::Sender::default(),
         }
     }
 
     /// What of the manifests is driven: as it was taken over, and not told to go.
     pub fn remembered(&self) -> Vec<Remembered> {
-        let staying = self
-            .driven
-            .iter()
-            .filter(|(_, driven)| !driven.told_to_delete);
-        let remembered = staying.map(|(key, driven)| Remembered {
+        let staying = self.taken().filter(|(_, record)| !record.deleted);
+        let remembered = staying.map(|(key, record)| Remembered {
             key: key.clone(),
             // Every record of this version names its manifest.
-            file: driven
-                .taken
+            file: record
                 .manifest
                 .clone()
                 .unwrap_or_else(|| format!("{}.yaml", key.name)),
-            object: driven.taken.object.clone(),
-            effective: driven.taken.spec.clone(),
+            object: record.object.clone(),
+            effective: record.spec.clone(),
         });
         remembered.collect()
+    }
+
+    /// What is driven, as it was taken over.
+    pub fn taken(&self) -> impl Iterator<Item = (&SandboxKey, &SandboxRecord)> {
+        self.driven.iter().map(|(key, driven)| (key, &driven.taken))
+    }
+
+    /// How far it is.
+    pub fn accounted(&self) -> watch::Receiver<Accounted> {
+        self.accounted.subscribe()
     }
 
     /// Per object, what of the newest manifest was not taken over.
@@ -95,10 +104,11 @@ impl Supervisor {
     }
 
     /// Follows the desired objects until the node's `cancel`.
-    pub async fn run(mut self, mut desired: watch::Receiver<Desired>) {
+    pub async fn run<D: DesiredSet>(mut self, mut desired: watch::Receiver<D>) {
         loop {
             let wanted = desired.borrow_and_update().clone();
             self.reconcile(&wanted).await;
+            self.account(wanted.revision());
             tokio::select! {
                 // All are cancel safe.
                 () = self.node.cancel.cancelled() => return,
@@ -113,15 +123,29 @@ impl Supervisor {
         }
     }
 
-    async fn reconcile(&mut self, desired: &Desired) {
+    fn account(&self, revision: u64) {
+        let driven: BTreeSet<String> = self
+            .driven
+            .values()
+            .map(|driven| driven.uid.clone())
+            .collect();
+        let now = Accounted { revision, driven };
+        self.accounted.send_if_modified(|before| {
+            let differs = *before != now;
+            *before = now;
+            differs
+        });
+    }
+
+    async fn reconcile(&mut self, desired: &impl DesiredSet) {
         let mut refused = BTreeMap::new();
-        for (key, wanted) in &desired.sandboxes {
+        for (key, wanted) in desired.each() {
             if let Some(why) = self.apply(key, wanted).await {
                 refused.insert(key.clone(), why);
             }
         }
         for (key, driven) in &mut self.driven {
-            if !desired.sandboxes.contains_key(key) && !driven.told_to_delete {
+            if !desired.has(key) && !driven.told_to_delete {
                 driven.told_to_delete = true;
                 driven.handle.tell(Event::Delete).await;
             }
@@ -134,16 +158,24 @@ impl Supervisor {
     }
 
     /// Takes an object over; tells why not, where not.
-    async fn apply(&mut self, key: &SandboxKey, wanted: &DesiredSandbox) -> Option<String> {
+    async fn apply(&mut self, key: &SandboxKey, wanted: Wanted<'_>) -> Option<String> {
+        let incarnation = match wanted.origin {
+            Origin::Manifest { incarnation, .. } => incarnation,
+            Origin::Object { .. } => 0,
+        };
         let Some(driven) = self.driven.get_mut(key) else {
-            let record = self.bind(key, wanted);
+            let record = self.bind(key, &wanted);
             let hands = NodeHands::new(Arc::clone(&self.node), key.clone());
-            self.drive(key.clone(), record, hands, wanted.incarnation);
+            self.drive(key.clone(), record, hands, incarnation);
             return None;
         };
-        let before = std::mem::replace(&mut driven.incarnation, wanted.incarnation);
-        if before != 0 && before != wanted.incarnation && !driven.told_to_delete {
+        let before = std::mem::replace(&mut driven.incarnation, incarnation);
+        let made_anew = match wanted.origin {
             // It was deleted and made anew between two looks.
+            Origin::Manifest { incarnation, .. } => before != 0 && before != incarnation,
+            Origin::Object { uid, .. } => driven.uid != uid,
+        };
+        if made_anew && !driven.told_to_delete {
             driven.told_to_delete = true;
             driven.handle.tell(Event::Delete).await;
         }
@@ -151,17 +183,28 @@ impl Supervisor {
             // The one of this name that was deleted is still being taken down; its end brings us here again.
             return None;
         }
-        if !driven.taken.spec.same_but_lifecycle(&wanted.effective) {
+        if let (Some(cause), false) = (wanted.ended, driven.told_to_end) {
+            driven.told_to_end = true;
+            driven.handle.tell(Event::Evict(cause.clone())).await;
+        }
+        if !driven.taken.spec.same_but_lifecycle(wanted.effective) {
             return Some("only spec.lifecycle can change while the sandbox exists: delete it, then apply the new one".to_owned());
         }
-        let moved = driven.taken.manifest.as_ref() != Some(&wanted.file);
-        let changed = driven.taken.spec != wanted.effective;
-        if moved || changed {
-            driven.taken.manifest = Some(wanted.file.clone());
+        let respecified = driven.taken.spec != *wanted.effective;
+        let (manifest, generation) = match wanted.origin {
+            Origin::Manifest { file, .. } => {
+                let generation = driven.taken.generation + i64::from(respecified);
+                (Some(file.to_owned()), generation)
+            }
+            Origin::Object { generation, .. } => (None, generation),
+        };
+        if driven.taken.manifest != manifest || driven.taken.generation != generation || respecified
+        {
+            driven.taken.manifest = manifest;
             driven.taken.spec = wanted.effective.clone();
-            driven.taken.generation += i64::from(changed);
+            driven.taken.generation = generation;
             let event = Event::Changed {
-                generation: driven.taken.generation,
+                generation,
                 manifest: driven.taken.manifest.clone(),
                 object: Box::new(wanted.object.clone()),
                 spec: Box::new(wanted.effective.clone()),
@@ -171,7 +214,7 @@ impl Supervisor {
         None
     }
 
-    fn bind(&self, key: &SandboxKey, wanted: &DesiredSandbox) -> SandboxRecord {
+    fn bind(&self, key: &SandboxKey, wanted: &Wanted<'_>) -> SandboxRecord {
         let now = clock::now();
         let state = match self.refuse(wanted) {
             None => State::Bound,
@@ -185,12 +228,16 @@ impl Supervisor {
                 },
             },
         };
+        let (uid, generation, manifest) = match wanted.origin {
+            Origin::Manifest { file, .. } => (crate::unique::uuid(), 1, Some(file.to_owned())),
+            Origin::Object { uid, generation } => (uid.to_owned(), generation, None),
+        };
         SandboxRecord {
-            uid: crate::unique::uuid(),
+            uid,
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            generation: 1,
-            manifest: Some(wanted.file.clone()),
+            generation,
+            manifest,
             object: wanted.object.clone(),
             spec: wanted.effective.clone(),
             boot_id: self.node.boot_id.clone(),
@@ -201,7 +248,7 @@ impl Supervisor {
         }
     }
 
-    fn refuse(&self, wanted: &DesiredSandbox) -> Option<Cause> {
+    fn refuse(&self, wanted: &Wanted<'_>) -> Option<Cause> {
         // One that has ended has given its share back; one that was refused never had any.
         let taken = self.driven.iter().filter(|(key, driven)| {
             if driven.taken.state.termination().is_some() {
@@ -239,6 +286,7 @@ impl Supervisor {
                 taken: record,
                 incarnation,
                 told_to_delete,
+                told_to_end: false,
             },
         );
         self.node.tasks.spawn(async move {

@@ -26,6 +26,11 @@ pub fn uuid() -> String {
     text
 }
 
+/// A number from 0 up to 1, for jitter.
+pub fn fraction() -> f64 {
+    f64::from(u32::from_le_bytes(bytes())) / (f64::from(u32::MAX) + 1.0)
+}
+
 fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;

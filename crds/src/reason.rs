@@ -25,6 +25,8 @@ pub enum Reason {
     DeadlineExceeded,
     /// It was not running `lifecycle.startTimeoutSeconds` after it was bound.
     StartTimeout,
+    /// Its object breaks a rule that the apiserver did not hold it to, or has a field that the node's agent does not know.
+    SpecInvalid,
     /// The registry could not be reached, or broke off, or sent something else than it announced.
     ImagePullFailed,
     /// The registry or the image directory has no such image.
@@ -54,7 +56,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason that this build knows, in the order of `docs/reasons.md`; without [`Reason::Unknown`].
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Completed,
         Self::Error,
         Self::OOMKilled,
@@ -62,6 +64,7 @@ impl Reason {
         Self::Evicted,
         Self::DeadlineExceeded,
         Self::StartTimeout,
+        Self::SpecInvalid,
         Self::ImagePullFailed,
         Self::ImageNotFound,
         Self::ImageUnauthorized,
@@ -85,6 +88,7 @@ impl Reason {
             Self::Evicted => "Evicted",
             Self::DeadlineExceeded => "DeadlineExceeded",
             Self::StartTimeout => "StartTimeout",
+            Self::SpecInvalid => "SpecInvalid",
             Self::ImagePullFailed => "ImagePullFailed",
             Self::ImageNotFound => "ImageNotFound",
             Self::ImageUnauthorized => "ImageUnauthorized",
@@ -110,6 +114,7 @@ impl Reason {
             | Self::PidsExceeded
             | Self::Evicted
             | Self::StartTimeout
+            | Self::SpecInvalid
             | Self::ImagePullFailed
             | Self::ImageNotFound
             | Self::ImageUnauthorized
@@ -132,7 +137,8 @@ impl Reason {
                 FailureDomain::Workload
             }
             Self::DeadlineExceeded => FailureDomain::Policy,
-            Self::ImageNotFound
+            Self::SpecInvalid
+            | Self::ImageNotFound
             | Self::ImageUnauthorized
             | Self::ImageInvalid
             | Self::CommandNotFound
@@ -177,6 +183,7 @@ impl Reason {
             | Self::OOMKilled
             | Self::PidsExceeded
             | Self::DeadlineExceeded
+            | Self::SpecInvalid
             | Self::ImageNotFound
             | Self::ImageUnauthorized
             | Self::ImageInvalid
@@ -199,6 +206,7 @@ impl Reason {
             | Self::Evicted
             | Self::DeadlineExceeded
             | Self::StartTimeout
+            | Self::SpecInvalid
             | Self::ImagePullFailed
             | Self::ImageNotFound
             | Self::ImageUnauthorized

@@ -53,11 +53,11 @@ pub fn listen(path: &Path) -> Result<UnixListener, ApiError> {
     Ok(listener)
 }
 
-/// Serves until the node's `cancel`; streams that are open then are broken off, and their clients come back.
+/// Serves until the node's `cancel`, with `manifests` where the node's sandboxes are some; streams that are open then are broken off, and their clients come back.
 pub async fn serve(
     listener: UnixListener,
     node: Arc<Node>,
-    manifests: Arc<ManifestDirectory>,
+    manifests: Option<Arc<ManifestDirectory>>,
 ) -> Result<(), ApiError> {
     let cancel = node.cancel.clone();
     let service = AgentServer::new(Service { node, manifests });
@@ -72,7 +72,17 @@ pub async fn serve(
 
 struct Service {
     node: Arc<Node>,
-    manifests: Arc<ManifestDirectory>,
+    manifests: Option<Arc<ManifestDirectory>>,
+}
+
+impl Service {
+    fn manifests(&self) -> Result<&Arc<ManifestDirectory>, Status> {
+        self.manifests.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this agent's sandboxes are objects of a cluster: create and delete them there, as by kubectl apply and kubectl delete",
+            )
+        })
+    }
 }
 
 #[tonic::async_trait]
@@ -99,7 +109,7 @@ impl Agent for Service {
         &self,
         request: Request<pb::ApplyRequest>,
     ) -> Result<Response<pb::ApplyResponse>, Status> {
-        objects::apply(&self.manifests, request.into_inner())
+        objects::apply(self.manifests()?, request.into_inner())
             .await
             .map(Response::new)
     }
@@ -108,7 +118,7 @@ impl Agent for Service {
         &self,
         request: Request<pb::DeleteRequest>,
     ) -> Result<Response<pb::DeleteResponse>, Status> {
-        objects::delete(&self.manifests, request.into_inner())
+        objects::delete(self.manifests()?, request.into_inner())
             .await
             .map(Response::new)
     }

@@ -154,7 +154,12 @@ impl<H: Hands> Driver<H> {
     }
 
     async fn remove(&mut self, cancel: &CancellationToken) -> bool {
-        self.hands.remove(&self.record).await;
+        tokio::select! {
+            biased;
+            // Safe to break off anywhere, as `kill -9` is: the record is still there, and the next agent begins again.
+            () = cancel.cancelled() => return false,
+            () = self.hands.remove(&self.record) => {}
+        }
         fault::point("sandbox.remove.files");
         while let Err(error) = self.ledger.remove(&self.record.uid).await {
             tracing::error!(

@@ -128,6 +128,9 @@ impl Hands for NodeHands {
     }
 
     async fn remove(&mut self, record: &SandboxRecord) {
+        if let Some(settled) = &self.shared.node.settled {
+            settled.clone().wait(&record.uid).await;
+        }
         // Their task ends; readers that are under way are told so.
         self.shared.sessions_cancel.cancel();
         let pulled = {

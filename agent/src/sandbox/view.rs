@@ -49,7 +49,16 @@ pub fn status(
         runtime: ran.then(|| beside.runtime.clone()),
         started_at: started.map(Time),
         expires_at: expires(record).map(Time),
-        termination: record.state.termination().map(termination),
+        termination: match &record.state {
+            State::Ended { termination } => Some(told(termination)),
+            // Told once and then frozen: it is not whole before nothing is left.
+            State::Bound
+            | State::Claimed { .. }
+            | State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. } => None,
+        },
     }
 }
 
@@ -99,7 +108,7 @@ fn effective(record: &SandboxRecord) -> EffectiveStatus {
     }
 }
 
-fn termination(termination: &Termination) -> TerminationStatus {
+fn told(termination: &Termination) -> TerminationStatus {
     let Termination {
         cause,
         started_at,

@@ -22,6 +22,7 @@ mod desired;
 mod directory;
 mod folder;
 mod scan;
+mod wanted;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,6 +35,7 @@ use jiff::Timestamp;
 pub use decode::{DecodeError, MAX_MANIFEST, Manifest, decode};
 pub use directory::{ManifestDirectory, PutError, RemoveError, SourceError};
 pub(crate) use folder::{Folder, FolderError};
+pub use wanted::{Accounted, DesiredSet, Origin, Wanted};
 
 /// The one namespace that standalone knows.
 pub const NAMESPACE: &str = "default";

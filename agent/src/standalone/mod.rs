@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::api;
 use crate::mirror::Mirror;
 use crate::source::ManifestDirectory;
-use crate::start::{self, Crew};
+use crate::start::{self, Crew, Prepared, Regime};
 use crate::status::{Publisher, StatusFiles};
 
 /// How `cloche-agent standalone` is run.
@@ -28,7 +28,11 @@ pub struct Options {
 pub async fn run(options: Options) -> Result<()> {
     expect_manifests(&options)?;
     let locks = start::lock(&options.node, Some(&options.manifests)).await?;
-    let (node, supervisor) = start::prepare(&locks, &options.node, host_name()?).await?;
+    let regime = Regime::Standalone { host: host_name()? };
+    let prepared = start::prepare(&locks, &options.node, regime).await?;
+    let Prepared {
+        node, supervisor, ..
+    } = prepared;
     let socket = options.node.socket();
     let listener = api::listen(&socket)?;
 
@@ -50,7 +54,7 @@ pub async fn run(options: Options) -> Result<()> {
     let mut crew = Crew::new(&node)?;
     tracing::info!(socket = %socket.display(), manifests = %options.manifests.display(), "serving");
     let stop = || node.cancel.child_token();
-    let api = api::serve(listener, Arc::clone(&node), Arc::clone(&manifests));
+    let api = api::serve(listener, Arc::clone(&node), Some(Arc::clone(&manifests)));
     crew.join("API", api);
     crew.join("manifest source", manifests.run(stop()));
     crew.join("supervisor", supervisor.run(desired));

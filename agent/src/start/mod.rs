@@ -13,4 +13,4 @@ mod resume;
 pub use crew::Crew;
 pub use lock::{Locks, lock};
 pub use options::Options;
-pub use prepare::prepare;
+pub use prepare::{Prepared, Regime, prepare};

@@ -11,6 +11,7 @@ use crate::sandbox::admission::Budget;
 
 /// How an agent is run, wherever its sandboxes come from.
 #[derive(Clone, Debug, clap::Args)]
+#[group(id = "of-every-agent")]
 pub struct Options {
     /// Folder for what outlives the agent: records, images, logs, writable layers
     #[arg(long, default_value = "/var/lib/cloche")]
@@ -175,7 +176,19 @@ pub(super) fn beside_us(given: Option<&Path>, name: &str, made_by: &str) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args, Command};
+
     use super::*;
+
+    #[test]
+    fn options_go_together() {
+        for command in [
+            crate::standalone::Options::augment_args(Command::new("standalone")),
+            crate::cluster::Options::augment_args(Command::new("node")),
+        ] {
+            command.debug_assert();
+        }
+    }
 
     #[test]
     fn pool_targets() {

@@ -22,6 +22,7 @@ use crate::ledger::Ledger;
 use crate::node::Node;
 use crate::runsc::Profile;
 use crate::sandbox::SandboxRecord;
+use crate::settled::Settled;
 use crate::supervisor::Supervisor;
 use crate::sys::orphan;
 use crate::usage::Sampler;
@@ -57,13 +58,59 @@ async fn check_host(options: &Options, runsc: &Path) -> Result<()> {
     }
 }
 
-/// Makes the node `name` of what stands on the machine, and goes on with every sandbox that it had. Whoever has the [`Locks`] is alone
-/// there.
-pub async fn prepare(
-    _locks: &Locks,
-    options: &Options,
-    name: String,
-) -> Result<(Arc<Node>, Supervisor)> {
+/// Where the sandboxes of a node come from, as far as the node's parts must know.
+#[derive(Clone, Debug)]
+pub enum Regime {
+    /// Manifests.
+    Standalone {
+        /// The node's name.
+        host: String,
+    },
+    /// Objects of an apiserver.
+    Cluster {
+        /// The node's name.
+        node: String,
+        /// Hears of what the apiserver has been told.
+        settled: Settled,
+    },
+}
+
+impl Regime {
+    /// What is a manifest's can never be an object's: this agent would not find it where it looks, and would delete it.
+    fn check(&self, records: &[(String, SandboxRecord)], state: &Path) -> Result<()> {
+        let of_manifests = matches!(self, Self::Standalone { .. });
+        // Only an apiserver gives an object a UID.
+        let strange = records
+            .iter()
+            .find(|(_, record)| record.object.metadata.uid.is_none() != of_manifests);
+        let Some((_, record)) = strange else {
+            return Ok(());
+        };
+        let of = if of_manifests {
+            "an object of a cluster"
+        } else {
+            "a manifest"
+        };
+        bail!(
+            "{} has the sandbox {} of {of}, which this agent would end: give it another --state folder, or end that sandbox by an agent of its kind",
+            state.display(),
+            record.name
+        )
+    }
+}
+
+/// A node that drives what it had.
+pub struct Prepared {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its drivers.
+    pub supervisor: Supervisor,
+    /// UIDs of sandboxes whose records cannot be read any more: nobody knows how far they had come.
+    pub lost: Vec<String>,
+}
+
+/// Makes the node of what stands on the machine, and goes on with every sandbox that it had. Whoever has the [`Locks`] is alone there.
+pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Result<Prepared> {
     orphan::become_subreaper().context("adopt orphans")?;
     let runsc = beside_us(options.runsc.as_deref(), "runsc", "cargo xtask artifacts")?;
     let init = beside_us(
@@ -85,6 +132,7 @@ pub async fn prepare(
     let sandboxes = Ledger::<SandboxRecord>::open(&options.state.join("sandboxes"))?;
     let known_instances = instances.load()?;
     let known = sandboxes.load()?;
+    regime.check(&known.records, &options.state)?;
     for bad in known_instances.quarantined.iter().chain(&known.quarantined) {
         tracing::error!(id = bad.id, moved_to = %bad.moved_to.display(), error = &bad.error as &dyn std::error::Error, "unreadable record");
     }
@@ -119,9 +167,14 @@ pub async fn prepare(
         limits: Limits::default(),
         program: PathBuf::from("/proc/self/exe"),
     })?;
+    let (name, settled) = match regime {
+        Regime::Standalone { host } => (host, None),
+        Regime::Cluster { node, settled } => (node, Some(settled)),
+    };
     let sampler = Sampler::new(Arc::clone(&cgroups), Some(budget.memory));
     let node = Arc::new(Node {
         name,
+        settled,
         boot_id,
         scratch,
         cgroups,
@@ -146,5 +199,10 @@ pub async fn prepare(
         tasks,
     });
     let supervisor = resume(&node, known.records, &known_instances.records).await?;
-    Ok((node, supervisor))
+    let lost = known.quarantined.into_iter().map(|bad| bad.id).collect();
+    Ok(Prepared {
+        node,
+        supervisor,
+        lost,
+    })
 }

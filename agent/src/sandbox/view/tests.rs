@@ -151,6 +151,23 @@ fn an_end_settles_every_condition() {
 }
 
 #[test]
+fn an_end_is_told_when_nothing_is_left() {
+    let State::Ended { termination } = ended(Reason::OOMKilled) else {
+        panic!()
+    };
+    let ending = State::Ending {
+        instance: Some("i1".to_owned()),
+        termination,
+    };
+    let status = shown(&at(ending), &Beside::default());
+    assert_eq!(
+        (status.phase, status.termination.clone()),
+        (Phase::Terminating, None)
+    );
+    assert_eq!(lines(&status)[2], "Ready=False/Terminating");
+}
+
+#[test]
 fn transition_times_are_kept_while_nothing_changes() {
     let first = status(&at(running()), &Beside::default(), &[], now_at(10).wall);
     let again = status(

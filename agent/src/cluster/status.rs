@@ -1,0 +1,245 @@
+//! The status that an object should have: ours, beside what others wrote there. Pure.
+
+use cloche_crds::condition::{Condition, Time, bounded, set_condition};
+use cloche_crds::sandbox::Termination;
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, SandboxStatus};
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::seen::Seen;
+use crate::sandbox::Cause;
+
+/// The fields that the agent writes, and takes out where it has nothing to say. The binding is the operator's.
+const OURS: [&str; 9] = [
+    "observedGeneration",
+    "phase",
+    "conditions",
+    "effective",
+    "imageDigest",
+    "runtime",
+    "startedAt",
+    "expiresAt",
+    "termination",
+];
+
+/// The status of `seen` after `ours` has been told. Whatever others have put there stays: fields, conditions, and Scheduled, which is
+/// the operator's. Times of conditions are kept where nothing changes.
+pub(super) fn told(
+    ours: &SandboxStatus,
+    seen: &Seen,
+    now: Timestamp,
+) -> Result<Map<String, Value>, serde_json::Error> {
+    let mut ours = ours.clone();
+    if let Some(termination) = &mut ours.termination {
+        termination.message = bounded(&termination.message);
+    }
+    let conditions = std::mem::take(&mut ours.conditions);
+    let mut written = match serde_json::to_value(&ours)? {
+        Value::Object(written) => written,
+        _ => Map::new(),
+    };
+    let before = seen.status.get("conditions").and_then(Value::as_array);
+    let conditions = merged(conditions, before.map_or(&[], Vec::as_slice), now)?;
+    written.insert("conditions".to_owned(), Value::Array(conditions));
+    let mut status = seen.status.clone();
+    for field in OURS {
+        match written.remove(field) {
+            Some(value) => status.insert(field.to_owned(), value),
+            None => status.remove(field),
+        };
+    }
+    Ok(status)
+}
+
+fn kind_of(condition: &Value) -> &str {
+    let kind = condition.get("type").and_then(Value::as_str);
+    kind.unwrap_or_default()
+}
+
+fn merged(
+    ours: Vec<Condition>,
+    before: &[Value],
+    now: Timestamp,
+) -> Result<Vec<Value>, serde_json::Error> {
+    let find = |kind: &str| before.iter().find(|condition| kind_of(condition) == kind);
+    let mut all = Vec::new();
+    for mut condition in ours {
+        let old = find(&condition.type_);
+        if let (Some(old), true) = (old, condition.type_ == ConditionType::Scheduled.as_str()) {
+            all.push(old.clone());
+            continue;
+        }
+        condition.message = bounded(&condition.message);
+        let mut value = serde_json::to_value(&condition)?;
+        if let Some(old) = old {
+            let at = old.get("lastTransitionTime").cloned();
+            let same = old.get("status").and_then(Value::as_str) == Some(&condition.status);
+            let Time(changed) = condition.last_transition_time;
+            let since: Option<Timestamp> = at
+                .as_ref()
+                .and_then(Value::as_str)
+                .and_then(|text| text.parse().ok());
+            let kept = match (same, at, since) {
+                (true, Some(at), _) => Some(at),
+                // It has been otherwise since: what is told now begins now.
+                (false, _, Some(since)) if since > changed => {
+                    Some(serde_json::to_value(Time(now))?)
+                }
+                (true, None, _) | (false, ..) => None,
+            };
+            if let (Some(at), Some(fields)) = (kept, value.as_object_mut()) {
+                fields.insert("lastTransitionTime".to_owned(), at);
+            }
+        }
+        all.push(value);
+    }
+    let strange = |condition: &&Value| {
+        let kind = kind_of(condition);
+        !all.iter().any(|ours| kind_of(ours) == kind)
+    };
+    let strangers: Vec<Value> = before.iter().filter(strange).cloned().collect();
+    all.extend(strangers);
+    // In their order; strangers last.
+    let place = |condition: &Value| {
+        let kind = kind_of(condition);
+        let known = ConditionType::ALL
+            .iter()
+            .position(|known| known.as_str() == kind);
+        known.unwrap_or(ConditionType::ALL.len())
+    };
+    all.sort_by_key(place);
+    Ok(all)
+}
+
+/// The status of a sandbox that ends without having begun here, as of `at`.
+pub(super) fn refused(cause: &Cause, generation: i64, at: Timestamp) -> SandboxStatus {
+    let reason = ConditionReason::Ended(cause.reason);
+    let mut conditions = Vec::new();
+    for (kind, status) in [
+        (ConditionType::Ready, ConditionStatus::False),
+        (ConditionType::Stalled, ConditionStatus::True),
+        (ConditionType::Finished, ConditionStatus::True),
+    ] {
+        set_condition(&mut conditions, kind, status, reason, &cause.message, at);
+    }
+    SandboxStatus {
+        observed_generation: Some(generation),
+        phase: cause.reason.phase(),
+        conditions,
+        termination: Some(Termination {
+            reason: cause.reason,
+            failure_domain: cause.domain,
+            message: bounded(&cause.message),
+            exit_code: cause.exit_code,
+            signal: cause.signal,
+            started_at: None,
+            finished_at: Some(Time(at)),
+            peak_memory_bytes: None,
+            cpu_seconds: None,
+        }),
+        ..SandboxStatus::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cloche_crds::{FailureDomain, Phase, Reason};
+    use serde_json::json;
+
+    use super::super::seen::tests::seen;
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+
+    fn running(second: i64) -> SandboxStatus {
+        let mut status = SandboxStatus {
+            phase: Phase::Running,
+            observed_generation: Some(1),
+            started_at: Some(Time(at(second))),
+            ..SandboxStatus::default()
+        };
+        for (kind, reason) in [
+            (ConditionType::Scheduled, ConditionReason::Bound),
+            (ConditionType::Ready, ConditionReason::Running),
+        ] {
+            let status_of = ConditionStatus::True;
+            set_condition(
+                &mut status.conditions,
+                kind,
+                status_of,
+                reason,
+                "",
+                at(second),
+            );
+        }
+        status
+    }
+
+    fn after(ours: &SandboxStatus, before: &Value) -> Value {
+        let seen = seen(&json!({"status": before}));
+        Value::Object(told(ours, &seen, at(100)).unwrap())
+    }
+
+    #[test]
+    fn what_others_wrote_stays() {
+        let strange = json!({"type": "Mood", "status": "True", "reason": "Sunny", "message": "", "lastTransitionTime": "x"});
+        let scheduled = json!({"type": "Scheduled", "status": "True", "reason": "Bound", "message": "by the scheduler",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let before = json!({"source": "somewhere", "expiresAt": "2026-01-01T00:00:00Z", "conditions": [strange, scheduled]});
+        let status = after(&running(5), &before);
+        assert_eq!(status["nodeName"], "one");
+        assert_eq!(status["nodeUID"], "node-1");
+        assert_eq!(status["source"], "somewhere");
+        assert_eq!(status["phase"], "Running");
+        assert_eq!(status.get("expiresAt"), None, "it expires no more");
+        let conditions = status["conditions"].as_array().unwrap();
+        let kinds: Vec<_> = conditions.iter().map(kind_of).collect();
+        assert_eq!(kinds, ["Scheduled", "Ready", "Mood"]);
+        assert_eq!((&conditions[0], &conditions[2]), (&scheduled, &strange));
+    }
+
+    #[test]
+    fn telling_the_same_again_changes_nothing() {
+        let once = after(&running(5), &json!({}));
+        assert_eq!(after(&running(5), &once), once);
+        // A later agent has other times in mind; what stands there is older and holds.
+        let mut later = running(5);
+        later.conditions = running(50).conditions;
+        assert_eq!(after(&later, &once), once);
+    }
+
+    #[test]
+    fn a_condition_that_was_otherwise_meanwhile_begins_now() {
+        let mut before = after(&running(5), &json!({}));
+        before["conditions"][1]["status"] = json!("Unknown");
+        before["conditions"][1]["reason"] = json!("AgentUnreachable");
+        before["conditions"][1]["lastTransitionTime"] = json!(at(50).to_string());
+        let status = after(&running(5), &before);
+        let ready = &status["conditions"][1];
+        assert_eq!(ready["status"], "True");
+        assert_eq!(
+            ready["lastTransitionTime"],
+            serde_json::to_value(Time(at(100))).unwrap()
+        );
+    }
+
+    #[test]
+    fn a_refusal_settles_every_condition_and_is_bounded() {
+        let cause = Cause::new(
+            Reason::SpecInvalid,
+            FailureDomain::User,
+            "x".repeat(1_000_000),
+        );
+        let status = after(&refused(&cause, 3, at(1)), &json!({}));
+        assert_eq!(status["phase"], "Failed");
+        assert_eq!(status["observedGeneration"], 3);
+        assert_eq!(status["termination"]["reason"], "SpecInvalid");
+        assert_eq!(status["termination"].get("startedAt"), None);
+        let conditions = status["conditions"].as_array().unwrap();
+        let kinds: Vec<_> = conditions.iter().map(kind_of).collect();
+        assert_eq!(kinds, ["Scheduled", "Ready", "Stalled", "Finished"]);
+        assert!(status.to_string().len() < 5 * 4096);
+    }
+}
