@@ -1,0 +1,150 @@
+//! What is to be done of one object, by what is known of it.
+
+use std::sync::Arc;
+
+use super::Core;
+use crate::clock::Now;
+use crate::index::node::NodeName;
+use crate::index::sandbox::{Asks, Bound, Key, SandboxSeen};
+use crate::job::{Job, Subject, Task};
+use crate::loss;
+use crate::patch::{Scheduled, put_finalizer, schedule, take_finalizer};
+use crate::schedule::fit::set_of_message;
+use cloche_crds::Phase;
+use cloche_crds::condition::bounded;
+
+impl Core {
+    pub(super) fn decide(&mut self, subject: &Subject, now: Now) -> Option<Job> {
+        match subject {
+            Subject::Sandbox(key) => {
+                self.wait_again(key);
+                if let Some(node) = self.index.assumed(key).cloned() {
+                    return self.bind(key, &node, now);
+                }
+                let seen = self.index.sandbox(key)?;
+                let task = match &seen.bound {
+                    Some(bound) => self.of_bound(seen, bound),
+                    None => self.of_unbound(key, seen, now),
+                }?;
+                Some(Job {
+                    subject: subject.clone(),
+                    uid: seen.uid.clone(),
+                    task,
+                })
+            }
+            Subject::Node(name) => self.of_node(name),
+        }
+    }
+
+    /// Who waits is in the queue, or about to be bound.
+    fn wait_again(&mut self, key: &Key) {
+        let seen = self.index.sandbox(key).filter(|seen| seen.is_waiting());
+        if self.index.assumed(key).is_some() {
+            return;
+        }
+        if let Some(SandboxSeen {
+            asks: Asks::Shape(shape),
+            ..
+        }) = seen
+        {
+            self.queue.push(key, &Arc::clone(shape));
+        }
+    }
+
+    fn of_bound(&self, seen: &SandboxSeen, bound: &Bound) -> Option<Task> {
+        let node = self.index.node(&bound.node);
+        let uid = bound.uid.as_deref();
+        let is_still = node.is_some_and(|node| node.is_still(uid));
+        if seen.deleting && !is_still {
+            let patch = take_finalizer(&seen.uid, &seen.finalizers)?;
+            let absent = Some((NodeName::clone(&bound.node), bound.uid.clone()));
+            return Some(Task::Release { patch, absent });
+        }
+        if seen.ended {
+            return None;
+        }
+        if let Some(loss) = loss::loss_of(node, uid, self.brake) {
+            return Some(Task::Lose(loss));
+        }
+        if !seen.deleting && !seen.has_finalizer() {
+            return Some(Task::Write {
+                finalizer: Some(put_finalizer(&seen.uid, &seen.finalizers)),
+                status: None,
+            });
+        }
+        let silent = node.is_some_and(|node| node.judged.silent);
+        (silent && seen.phase == Phase::Running && !seen.unreachable).then_some(Task::Unreachable)
+    }
+
+    fn of_unbound(&self, key: &Key, seen: &SandboxSeen, now: Now) -> Option<Task> {
+        if seen.deleting {
+            let patch = take_finalizer(&seen.uid, &seen.finalizers)?;
+            return Some(Task::Release {
+                patch,
+                absent: None,
+            });
+        }
+        if seen.ended {
+            return None;
+        }
+        let told = seen.unschedulable();
+        let message = match &seen.asks {
+            Asks::Invalid(why) => {
+                let message = bounded(&format!("the spec breaks a rule: {why}"));
+                (told != Some(message.as_str())).then_some(message)
+            }
+            Asks::Shape(shape) => {
+                // Who is not in a parked line is tried first.
+                let is_parked = self.queue.is_parked(shape) && self.queue.shape_of(key).is_some();
+                let verdict = self.verdicts.get(shape).filter(|_| is_parked);
+                let news =
+                    verdict.filter(|verdict| told.and_then(set_of_message) != Some(verdict.set));
+                news.map(|verdict| verdict.message.clone())
+            }
+        }?;
+        let scheduled = Scheduled::Not { message };
+        Some(Task::Write {
+            finalizer: None,
+            status: Some(of_status(seen, &scheduled, now)),
+        })
+    }
+
+    /// Binds to the node that is assumed, as long as there is one.
+    pub(super) fn bind(&mut self, key: &Key, node: &NodeName, now: Now) -> Option<Job> {
+        let machine = self.index.node(node).and_then(|node| node.machine.as_ref());
+        let seen = self.index.sandbox(key).filter(|seen| seen.is_waiting());
+        let (Some(machine), Some(seen)) = (machine, seen) else {
+            let changed = self.index.give_up(key);
+            self.after(changed);
+            return None;
+        };
+        let scheduled = Scheduled::To {
+            node: NodeName::clone(node),
+            uid: machine.uid.clone(),
+        };
+        let finalizer = (!seen.has_finalizer()).then(|| put_finalizer(&seen.uid, &seen.finalizers));
+        Some(Job {
+            subject: Subject::Sandbox(Arc::clone(key)),
+            uid: seen.uid.clone(),
+            task: Task::Write {
+                finalizer,
+                status: Some(of_status(seen, &scheduled, now)),
+            },
+        })
+    }
+
+    fn of_node(&self, name: &NodeName) -> Option<Job> {
+        let node = self.index.node(name)?;
+        let offer = node.offer.as_ref()?;
+        (node.judged.silent && !offer.unreachable).then(|| Job {
+            subject: Subject::Node(NodeName::clone(name)),
+            uid: offer.uid.clone(),
+            task: Task::NodeUnreachable,
+        })
+    }
+}
+
+fn of_status(seen: &SandboxSeen, scheduled: &Scheduled, now: Now) -> crate::patch::JsonPatch {
+    let status = seen.unbound_status.as_deref();
+    schedule(&seen.uid, seen.generation, status, scheduled, now.wall)
+}

@@ -1,0 +1,169 @@
+//! What is kept of a Sandbox: little, for there may be 100,000.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cloche_crds::cluster::FINALIZER;
+use cloche_crds::condition::Condition;
+use cloche_crds::rules::validate;
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, Sandbox, SandboxStatus};
+
+use super::shape::Shape;
+
+/// What a sandbox is called.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SandboxKey {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Box<str>,
+}
+
+/// A shared [`SandboxKey`].
+pub type Key = Arc<SandboxKey>;
+
+impl fmt::Display for SandboxKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The binding that a sandbox has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// `status.nodeName`.
+    pub node: Arc<str>,
+    /// `status.nodeUID`; `None` where whoever bound it wrote none.
+    pub uid: Option<Box<str>>,
+}
+
+/// What it asks of a node, or why that cannot be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asks {
+    /// It kept every rule.
+    Shape(Arc<Shape>),
+    /// It breaks rules, and no node would run it: what is wrong, for its status.
+    Invalid(Box<str>),
+}
+
+/// A Sandbox as it was last seen.
+#[derive(Clone, Debug)]
+pub struct SandboxSeen {
+    /// `metadata.uid`.
+    pub uid: Box<str>,
+    /// `metadata.resourceVersion`, of which the larger is the newer.
+    pub version: u64,
+    /// `metadata.generation`.
+    pub generation: i64,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// `metadata.finalizers`, in their order.
+    pub finalizers: Vec<String>,
+    /// What it asks of a node.
+    pub asks: Asks,
+    /// Where it is bound to.
+    pub bound: Option<Bound>,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Whether its end is told.
+    pub ended: bool,
+    /// Whether it is already told that its agent is not heard.
+    pub unreachable: bool,
+    /// Its whole status, as long as it is unbound: the binding is written over it.
+    pub unbound_status: Option<Box<SandboxStatus>>,
+}
+
+/// The key of an object. `None` for an object without a name, which the apiserver never sends.
+pub fn key_of(metadata: &kube::api::ObjectMeta) -> Option<SandboxKey> {
+    Some(SandboxKey {
+        namespace: metadata.namespace.as_deref()?.into(),
+        name: metadata.name.as_deref()?.into(),
+    })
+}
+
+/// `metadata.resourceVersion` as a number. Kubernetes promises that versions of one kind can be compared so.
+pub fn version_of(metadata: &kube::api::ObjectMeta) -> u64 {
+    let version = metadata.resource_version.as_deref();
+    version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0)
+}
+
+impl SandboxSeen {
+    /// Reads an object. `same_spec` is what an earlier version of it with this generation asked for; `intern` shares shapes.
+    pub fn read(
+        object: &Sandbox,
+        same_spec: Option<&Asks>,
+        intern: impl FnOnce(Shape) -> Arc<Shape>,
+    ) -> Self {
+        let metadata = &object.metadata;
+        let status = object.status.as_ref();
+        let bound = status.and_then(|status| {
+            Some(Bound {
+                node: status.node_name.as_deref()?.into(),
+                uid: status.node_uid.as_deref().map(Into::into),
+            })
+        });
+        let asks = same_spec
+            .cloned()
+            .unwrap_or_else(|| match validate(object) {
+                Ok(effective) => Asks::Shape(intern(Shape::of(&object.spec, &effective))),
+                Err(violations) => Asks::Invalid(violations.to_string().into()),
+            });
+        let ended =
+            |status: &SandboxStatus| status.termination.is_some() || status.phase.is_terminal();
+        Self {
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            version: version_of(metadata),
+            generation: metadata.generation.unwrap_or(0),
+            deleting: metadata.deletion_timestamp.is_some(),
+            finalizers: metadata.finalizers.clone().unwrap_or_default(),
+            asks,
+            phase: status.map_or(Phase::Pending, |status| status.phase),
+            ended: status.is_some_and(ended),
+            unreachable: status.is_some_and(is_unreachable),
+            unbound_status: match &bound {
+                Some(_) => None,
+                None => status.cloned().map(Box::new),
+            },
+            bound,
+        }
+    }
+
+    /// Whether our finalizer is on it.
+    pub fn has_finalizer(&self) -> bool {
+        self.finalizers.iter().any(|name| name == FINALIZER)
+    }
+
+    /// Whether it waits for a node.
+    pub fn is_waiting(&self) -> bool {
+        self.bound.is_none() && !self.ended && !self.deleting
+    }
+
+    /// The message of the condition that says that no node can take it.
+    pub fn unschedulable(&self) -> Option<&str> {
+        let conditions = &self.unbound_status.as_ref()?.conditions;
+        let scheduled = condition(conditions, ConditionType::Scheduled)?;
+        (scheduled.reason == ConditionReason::Unschedulable.as_str())
+            .then_some(scheduled.message.as_str())
+    }
+}
+
+fn condition(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == kind.as_str())
+}
+
+/// Whether Ready already says that the agent is not heard.
+pub fn is_unreachable(status: &SandboxStatus) -> bool {
+    says_unreachable(&status.conditions)
+}
+
+/// The same of any list of conditions.
+pub fn says_unreachable(conditions: &[Condition]) -> bool {
+    condition(conditions, ConditionType::Ready).is_some_and(|ready| {
+        ready.status == ConditionStatus::Unknown.as_str()
+            && ready.reason == ConditionReason::AgentUnreachable.as_str()
+    })
+}

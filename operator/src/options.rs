@@ -1,0 +1,18 @@
+//! Options of the program.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use cloche_crds::cluster::NAMESPACE;
+
+/// Binds sandboxes to nodes and judges nodes.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub struct Options {
+    /// The namespace where Cloche is installed
+    #[arg(long, default_value = NAMESPACE)]
+    pub namespace: String,
+    /// How to reach the apiserver; default: as a pod, else as kubectl does
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}

@@ -1,0 +1,76 @@
+//! Puts the parts together; from the start to the stop.
+
+use anyhow::{Context as _, Result, bail};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch as channel};
+use tokio_util::sync::CancellationToken;
+
+use crate::controller::{self, MOST_EVENTS};
+use crate::lease::{self, Holder, Standing};
+use crate::options::Options;
+use crate::watch;
+use crate::work::Hands;
+
+/// Runs until SIGTERM or SIGINT, or until the Lease is lost.
+pub async fn run(options: Options) -> Result<()> {
+    let client = connect(&options).await?;
+    let stop = CancellationToken::new();
+    let (standing, stands) = channel::channel(Standing {
+        leads: false,
+        answers: true,
+    });
+    let (synced, _) = channel::channel(false);
+    let (events, taken) = mpsc::channel(MOST_EVENTS);
+    let holder = Holder {
+        client: client.clone(),
+        namespace: options.namespace.clone(),
+        identity: identity(),
+    };
+    let controller = controller::run(Hands::new(client.clone()), taken, stands, synced);
+    let mut ended = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupted = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    tracing::info!(
+        namespace = options.namespace,
+        identity = holder.identity,
+        "started"
+    );
+    // Dropped arms leave nothing half: every write is one request.
+    tokio::select! {
+        held = lease::hold(&holder, &standing, &stop) => held?,
+        done = controller => {
+            done?;
+            bail!("the watches ended");
+        }
+        () = watch::follow_all(&client, &options.namespace, &events) => bail!("a watch ended"),
+        _ = ended.recv() => {}
+        _ = interrupted.recv() => {}
+    }
+    stop.cancel();
+    lease::hold(&holder, &standing, &stop).await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn connect(options: &Options) -> Result<Client> {
+    let config = match &options.kubeconfig {
+        Some(path) => {
+            let file =
+                Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("use {}", path.display()))?
+        }
+        None => Config::infer().await.context("find the apiserver")?,
+    };
+    Client::try_from(config).context("make a client of the apiserver")
+}
+
+/// The pod's name, and what tells this process from the one before in the same pod.
+fn identity() -> String {
+    use std::hash::{BuildHasher as _, RandomState};
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let unique = RandomState::new().hash_one(std::process::id());
+    format!("{}_{unique:016x}", host.trim())
+}

@@ -1,0 +1,4 @@
+//! Which sandbox goes to which node. Pure.
+
+pub mod fit;
+pub mod queue;
