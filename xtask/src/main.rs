@@ -43,6 +43,8 @@ enum Chore {
     Bench(bench::Options),
     /// Makes runsc, cloche-init and the test images, and says where they are.
     Artifacts,
+    /// Makes the images of a cluster: Cloche's own, and stand-ins for a few of Docker Hub.
+    Images(image::Options),
     /// A real Kubernetes on this machine, to test in and to try things in.
     #[command(subcommand)]
     Rig(rig::Chore),
@@ -78,6 +80,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
                 println!("{name}={}", path.display());
             }
         }
+        Chore::Images(options) => image::run(&workspace, &options)?,
         Chore::Rig(chore) => return rig::run(&workspace, &chore),
         Chore::Deps => dependency::check(&workspace)?,
         Chore::Generate { check: true } => generate::check(&workspace)?,

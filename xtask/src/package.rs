@@ -14,6 +14,10 @@ const LIMIT: Duration = Duration::from_mins(15);
 pub(crate) const NODE: &[&str] = &["erofs-utils"];
 /// What the images are made of.
 pub(crate) const IMAGES: &[&str] = &["busybox-static", "debootstrap"];
+/// What images are pushed to a registry with.
+pub(crate) const PUSH: &[&str] = &["curl"];
+/// What the images of Cloche's programs are made with, and of.
+pub(crate) const PRODUCTS: &[&str] = &["binutils", "ca-certificates"];
 /// The registry that the tests pull from.
 pub(crate) const REGISTRY: &[&str] = &["docker-registry"];
 /// What the rig's control plane is made with, beside its own programs.

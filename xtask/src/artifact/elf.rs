@@ -4,7 +4,7 @@
 const PT_INTERP: u32 = 3;
 
 /// True when the file is a 64-bit little-endian ELF program without an interpreter; `None` when it is no such file.
-pub(super) fn is_static(file: &[u8]) -> Option<bool> {
+pub(crate) fn is_static(file: &[u8]) -> Option<bool> {
     // EI_CLASS 2 = 64 bit, EI_DATA 1 = little-endian.
     if file.get(..6)? != b"\x7fELF\x02\x01" {
         return None;

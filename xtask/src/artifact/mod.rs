@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+pub(crate) use elf::is_static;
 pub(crate) use go::{compiler, go};
 pub(crate) use stamp::{Digest, Stamp, hex};
 

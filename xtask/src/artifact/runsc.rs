@@ -45,7 +45,7 @@ pub(super) fn build(workspace: &Workspace) -> Result<PathBuf> {
     if stamp.is_fresh(&path) {
         return Ok(path);
     }
-    println!("xtask: building runsc (1 to 2 minutes)");
+    eprintln!("xtask: building runsc (1 to 2 minutes)");
     let staging = tempfile::Builder::new()
         .prefix("runsc-")
         .tempdir_in(workspace.artifacts())

@@ -48,6 +48,7 @@ pub(super) fn build(workspace: &Workspace, images: &Path) -> Result<()> {
     Layout::replace(&path)?.write(&Image {
         layer: &|out| layer::write(root, &|_| layer::Keep::Whole, out),
         env: &[PATH],
+        entrypoint: &[],
         command: &["/bin/sh"],
     })?;
     stamp.write()

@@ -44,7 +44,7 @@ pub(super) fn build(workspace: &Workspace, images: &Path) -> Result<()> {
     if !nix::unistd::Uid::effective().is_root() {
         bail!("make the image python: debootstrap needs root");
     }
-    println!("xtask: making the image python from Debian packages (about a minute)");
+    eprintln!("xtask: making the image python from Debian packages (about a minute)");
     let watch = Stopwatch::start();
     let staging = tempfile::Builder::new()
         .prefix("python-")
@@ -66,9 +66,10 @@ pub(super) fn build(workspace: &Workspace, images: &Path) -> Result<()> {
     Layout::replace(&path)?.write(&Image {
         layer: &|out| layer::write(&root, &keep, out),
         env: &[PATH, "LANG=C.UTF-8"],
+        entrypoint: &[],
         command: &["python3"],
     })?;
-    println!(
+    eprintln!(
         "xtask: image python made in {} s",
         watch.elapsed().as_secs()
     );

@@ -17,6 +17,8 @@ pub(super) struct Image<'a> {
     /// Writes the layer's tar stream.
     pub(super) layer: &'a dyn Fn(&mut dyn Write) -> Result<()>,
     pub(super) env: &'a [&'a str],
+    /// What always runs, with the command as its arguments; may be empty.
+    pub(super) entrypoint: &'a [&'a str],
     pub(super) command: &'a [&'a str],
 }
 
@@ -50,16 +52,43 @@ impl Layout {
         let config = self.blob(&json!({
             "architecture": architecture,
             "os": "linux",
-            "config": {"Env": image.env, "Cmd": image.command, "WorkingDir": "/"},
+            "config": {
+                "Env": image.env,
+                "Entrypoint": image.entrypoint,
+                "Cmd": image.command,
+                "WorkingDir": "/",
+            },
             "rootfs": {"type": "layers", "diff_ids": [tar.digest]},
             "history": [{"created_by": "cargo xtask"}],
         }))?;
-        let manifest = self.blob(&json!({
+        self.finish(&json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": config.descriptor(CONFIG),
             "layers": [layer.descriptor(LAYER)],
-        }))?;
+        }))
+    }
+
+    /// Writes the image of another layout with another command. Its layer is the same file.
+    pub(super) fn derive(self, from: &Path, command: &[&str]) -> Result<()> {
+        let mut whole = Manifest::read(from)?;
+        let mut config: Value = serde_json::from_slice(&read(&whole.config())?)
+            .with_context(|| format!("read the configuration of {}", from.display()))?;
+        config["config"]["Cmd"] = json!(command);
+        for layer in whole.layers() {
+            let to = self.staging.path().join("blobs/sha256");
+            let name = layer.file_name().context("a layer without a name")?;
+            std::fs::hard_link(&layer, to.join(name))
+                .with_context(|| format!("link {}", layer.display()))?;
+        }
+        whole.document["config"] = self.blob(&config)?.descriptor(CONFIG);
+        self.finish(&whole.document)
+    }
+
+    /// Writes the manifest and the index, and puts the layout in its place.
+    fn finish(self, manifest: &Value) -> Result<()> {
+        let architecture = architecture(std::env::consts::ARCH)?;
+        let manifest = self.blob(manifest)?;
         let mut reference = manifest.descriptor(MANIFEST);
         reference["platform"] = json!({"architecture": architecture, "os": "linux"});
         reference["annotations"] = json!({"org.opencontainers.image.ref.name": "latest"});
@@ -97,8 +126,7 @@ impl Layout {
     }
 
     fn blob_path(&self, blob: &Blob) -> PathBuf {
-        let name = blob.digest.trim_start_matches("sha256:");
-        self.staging.path().join("blobs/sha256").join(name)
+        blob_path(self.staging.path(), &blob.digest)
     }
 
     fn take_place(self) -> Result<()> {
@@ -112,10 +140,64 @@ impl Layout {
     }
 }
 
+/// The manifest of a layout's one image.
+pub(super) struct Manifest {
+    layout: PathBuf,
+    /// As it is stored.
+    pub(super) bytes: Vec<u8>,
+    pub(super) digest: String,
+    document: Value,
+}
+
+impl Manifest {
+    pub(super) fn read(layout: &Path) -> Result<Self> {
+        let broken = || format!("read the layout {}", layout.display());
+        let index: Value =
+            serde_json::from_slice(&read(&layout.join("index.json"))?).with_context(broken)?;
+        let digest = index["manifests"][0]["digest"].as_str();
+        let digest = digest.with_context(broken)?.to_owned();
+        let bytes = read(&blob_path(layout, &digest))?;
+        Ok(Self {
+            layout: layout.to_owned(),
+            document: serde_json::from_slice(&bytes).with_context(broken)?,
+            bytes,
+            digest,
+        })
+    }
+
+    /// The file of the configuration.
+    pub(super) fn config(&self) -> PathBuf {
+        self.file(&self.document["config"])
+    }
+
+    /// The files of the layers.
+    pub(super) fn layers(&self) -> Vec<PathBuf> {
+        let layers = self.document["layers"].as_array().into_iter().flatten();
+        layers.map(|layer| self.file(layer)).collect()
+    }
+
+    fn file(&self, descriptor: &Value) -> PathBuf {
+        let digest = descriptor["digest"].as_str().unwrap_or_default();
+        blob_path(&self.layout, digest)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("read {}", path.display()))
+}
+
+/// Media type of an index.
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Media type of a manifest.
+pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// Where a layout has a blob.
+fn blob_path(layout: &Path, digest: &str) -> PathBuf {
+    let name = digest.trim_start_matches("sha256:");
+    layout.join("blobs/sha256").join(name)
+}
 
 /// The name that Go, and so OCI, gives to a processor that Rust names `rust`.
 fn architecture(rust: &str) -> Result<&'static str> {
@@ -209,6 +291,7 @@ mod tests {
                 .write(&Image {
                     layer: &|out| Ok(out.write_all(content.as_bytes())?),
                     env: &["A=b"],
+                    entrypoint: &[],
                     command: &["sh"],
                 })
                 .unwrap();
@@ -231,6 +314,39 @@ mod tests {
         assert_eq!(names(&path.join("blobs/sha256")), 3);
         assert_eq!(names(&images), 1, "nothing else is left");
         assert_eq!(names(directory.path()), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_derived_image_has_the_same_layer_and_another_command() {
+        let directory = tempfile::tempdir().unwrap();
+        let images = directory.path().join("images");
+        std::fs::create_dir(&images).unwrap();
+        let (first, second) = (images.join("first"), images.join("second"));
+        Layout::replace(&first)
+            .unwrap()
+            .write(&Image {
+                layer: &|out| Ok(out.write_all(b"a layer")?),
+                env: &["A=b"],
+                entrypoint: &["/bin/run"],
+                command: &["one"],
+            })
+            .unwrap();
+        Layout::replace(&second)
+            .unwrap()
+            .derive(&first, &["two"])
+            .unwrap();
+        let [before, after] = [&first, &second].map(|path| Manifest::read(path).unwrap());
+        assert_ne!(before.digest, after.digest);
+        assert_eq!(sha256(&after.bytes), after.digest);
+        assert_eq!(
+            std::fs::read(&after.layers()[0]).unwrap(),
+            std::fs::read(&before.layers()[0]).unwrap()
+        );
+        let config: Value =
+            serde_json::from_slice(&std::fs::read(after.config()).unwrap()).unwrap();
+        assert_eq!(config["config"]["Cmd"], json!(["two"]));
+        assert_eq!(config["config"]["Entrypoint"], json!(["/bin/run"]));
+        assert_eq!(config["config"]["Env"], json!(["A=b"]));
     }
 
     #[test]

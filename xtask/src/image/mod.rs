@@ -4,8 +4,12 @@ mod busybox;
 mod debian;
 mod layer;
 mod layout;
+mod product;
+mod publish;
 
 use std::path::PathBuf;
+
+pub(crate) use publish::{Options, own, push, run, stand_ins};
 
 use anyhow::{Context, Result};
 
