@@ -22,6 +22,8 @@ pub(crate) const PRODUCTS: &[&str] = &["binutils", "ca-certificates"];
 pub(crate) const REGISTRY: &[&str] = &["docker-registry"];
 /// What the rig's control plane is made with, beside its own programs.
 pub(crate) const RIG: &[&str] = &["iproute2", "openssl"];
+/// What its nodes need beside it.
+pub(crate) const CLUSTER: &[&str] = &["curl", "libseccomp-dev", "nftables", "pkg-config"];
 /// The machine with cgroup v2.
 pub(crate) const MACHINE: &[&str] = &["busybox-static", "cpio", "e2fsprogs", "qemu-system-x86"];
 

@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::command::Command;
+use crate::image;
 use crate::package;
 use crate::workspace::Workspace;
 
@@ -44,12 +45,15 @@ pub(crate) struct Up {
 pub(crate) enum Mode {
     /// etcd, kube-apiserver and kube-controller-manager; nodes are objects only.
     ControlPlane,
+    /// Also kube-scheduler, and nodes with kubelet, containerd and kube-proxy.
+    Cluster,
 }
 
 impl Mode {
     fn as_str(self) -> &'static str {
         match self {
             Self::ControlPlane => "control-plane",
+            Self::Cluster => "cluster",
         }
     }
 }
@@ -75,6 +79,10 @@ pub(crate) fn run(workspace: &Workspace, chore: &Chore) -> Result<ExitCode> {
 /// Builds what a rig of this mode is made of.
 pub(crate) fn build(workspace: &Workspace, mode: Mode) -> Result<PathBuf> {
     package::install(package::RIG)?;
+    package::install(package::REGISTRY)?;
+    if mode == Mode::Cluster {
+        package::install(package::CLUSTER)?;
+    }
     program::build(workspace, mode)?;
     Ok(directory(workspace))
 }
@@ -84,8 +92,23 @@ fn up(workspace: &Workspace, options: &Up) -> Result<()> {
     script(workspace, "up")
         .args([options.mode.as_str(), &options.nodes.to_string()])
         .run()?;
-    print!("{}", script(workspace, "env").text()?);
+    let lines = script(workspace, "env").text()?;
+    let registry = registry(&lines)?;
+    image::push(&image::stand_ins(workspace)?, registry)?;
+    if options.mode == Mode::Cluster {
+        image::push(&image::own(workspace)?, registry)?;
+    }
+    // Here what runs of Cloche itself is started: by `rig start` in the mode control-plane, by helm in the mode cluster.
+    print!("{lines}");
     Ok(())
+}
+
+/// The address of the rig's registry, of the lines that point a shell at it.
+fn registry(lines: &str) -> Result<&str> {
+    lines
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("RIG_REGISTRY="))
+        .context("the rig did not tell where its registry is")
 }
 
 /// Where the rig's programs and logs are.
@@ -97,4 +120,16 @@ fn script(workspace: &Workspace, command: &str) -> Command {
     Command::new(workspace.root().join("e2e/rig/rig"))
         .env("RIG_DIR", directory(workspace))
         .arg(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_registry_is_one_of_the_variables() {
+        let lines = "export RIG_ID=1 RIG_REGISTRY=10.201.0.1:5000\nexport A=b\n";
+        assert_eq!(registry(lines).unwrap(), "10.201.0.1:5000");
+        assert!(registry("export RIG_ID=1\n").is_err());
+    }
 }

@@ -57,16 +57,62 @@ const CONTROL_PLANE: &[Program] = &[
     Program::kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
 ];
 
+/// What the mode cluster needs beside it.
+const CLUSTER: &[Program] = &[
+    Program::kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    Program::kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+    Program::kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
+    Program::plain(
+        "containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd",
+    ),
+    Program::plain("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+    Program::plain(
+        "containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+    ),
+    Program {
+        cgo: true,
+        ..Program::plain("runc", "github.com/opencontainers/runc")
+    },
+    Program::plain(
+        "cni/bridge",
+        "github.com/containernetworking/plugins/plugins/main/bridge",
+    ),
+    Program::plain(
+        "cni/host-local",
+        "github.com/containernetworking/plugins/plugins/ipam/host-local",
+    ),
+    Program::plain(
+        "cni/loopback",
+        "github.com/containernetworking/plugins/plugins/main/loopback",
+    ),
+    Program::plain(
+        "cni/portmap",
+        "github.com/containernetworking/plugins/plugins/meta/portmap",
+    ),
+    Program::plain("dns", "./dns"),
+    Program {
+        version: Some((
+            "helm.sh/helm/v4",
+            "helm.sh/helm/v4/internal/version.version",
+        )),
+        ..Program::plain("helm", "helm.sh/helm/v4/cmd/helm")
+    },
+];
+
 /// Builds what `mode` needs and is missing, or was made of something else.
 pub(super) fn build(workspace: &Workspace, mode: Mode) -> Result<()> {
-    let programs = match mode {
-        Mode::ControlPlane => CONTROL_PLANE,
+    let more = match mode {
+        Mode::ControlPlane => &[],
+        Mode::Cluster => CLUSTER,
     };
     let module = workspace.root().join("e2e/rig/tools");
     let inputs = inputs(&module)?;
-    let bin = super::directory(workspace).join("bin");
+    // Some are in a folder of their own.
+    let bin = super::directory(workspace).join("bin/cni");
     std::fs::create_dir_all(&bin).with_context(|| format!("create {}", bin.display()))?;
-    for program in programs {
+    for program in CONTROL_PLANE.iter().chain(more) {
         program.build(workspace, &module, &inputs)?;
     }
     Ok(())
@@ -75,7 +121,7 @@ pub(super) fn build(workspace: &Workspace, mode: Mode) -> Result<()> {
 /// The files and the compiler that decide every product of a module.
 fn inputs(module: &Path) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let mut inputs = vec![("compiler", compiler(module)?.into_bytes())];
-    for name in ["go.mod", "go.sum"] {
+    for name in ["go.mod", "go.sum", "dns/main.go"] {
         let path = module.join(name);
         let content = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
         inputs.push((name, content));
@@ -146,7 +192,8 @@ mod tests {
 
     #[test]
     fn no_two_programs_share_a_name() {
-        let names: BTreeSet<_> = CONTROL_PLANE.iter().map(|program| program.name).collect();
-        assert_eq!(names.len(), CONTROL_PLANE.len());
+        let all = || CONTROL_PLANE.iter().chain(CLUSTER);
+        let names: BTreeSet<_> = all().map(|program| program.name).collect();
+        assert_eq!(names.len(), all().count());
     }
 }
