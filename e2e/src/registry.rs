@@ -123,36 +123,41 @@ impl Registry {
 
     /// Pushes an image as `name:tag`; the reference for a spec.
     pub async fn push(&self, image: &Image, name: &str, tag: &str) -> Result<String> {
-        let text = format!("{}/{name}:{tag}", self.address);
-        let reference: Reference = text
-            .parse()
-            .with_context(|| format!("the reference {text}"))?;
-        // Plain HTTP, and yet the library builds a TLS client; its provider may be set by another test already.
-        rustls::crypto::ring::default_provider()
-            .install_default()
-            .ok();
-        let client = Client::new(ClientConfig {
-            protocol: ClientProtocol::Http,
-            ..ClientConfig::default()
-        });
-        client
-            .store_auth_if_needed(reference.resolve_registry(), &RegistryAuth::Anonymous)
-            .await;
-        for blob in image.layers.iter().chain([&image.config]) {
-            client
-                .push_blob(&reference, blob.data.clone(), &blob.digest)
-                .await
-                .with_context(|| format!("push {} of {text}", blob.digest))?;
-        }
-        let kind = image
-            .manifest
-            .media_type
-            .parse()
-            .context("the manifest's media type")?;
-        client
-            .push_manifest_raw(&reference, image.manifest.data.clone(), kind)
-            .await
-            .with_context(|| format!("push the manifest of {text}"))?;
-        Ok(text)
+        push(&self.address, image, name, tag).await
     }
+}
+
+/// Pushes an image to the registry at `HOST:PORT`, which has no TLS, as `name:tag`; the reference for a spec.
+pub async fn push(registry: &str, image: &Image, name: &str, tag: &str) -> Result<String> {
+    let text = format!("{registry}/{name}:{tag}");
+    let reference: Reference = text
+        .parse()
+        .with_context(|| format!("the reference {text}"))?;
+    // Plain HTTP, and yet the library builds a TLS client; its provider may be set by another test already.
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .ok();
+    let client = Client::new(ClientConfig {
+        protocol: ClientProtocol::Http,
+        ..ClientConfig::default()
+    });
+    client
+        .store_auth_if_needed(reference.resolve_registry(), &RegistryAuth::Anonymous)
+        .await;
+    for blob in image.layers.iter().chain([&image.config]) {
+        client
+            .push_blob(&reference, blob.data.clone(), &blob.digest)
+            .await
+            .with_context(|| format!("push {} of {text}", blob.digest))?;
+    }
+    let kind = image
+        .manifest
+        .media_type
+        .parse()
+        .context("the manifest's media type")?;
+    client
+        .push_manifest_raw(&reference, image.manifest.data.clone(), kind)
+        .await
+        .with_context(|| format!("push the manifest of {text}"))?;
+    Ok(text)
 }

@@ -159,16 +159,23 @@ fn put(field: &mut [u8], text: &str) -> Result<()> {
 }
 
 impl Packing {
+    pub(super) fn media_type(self) -> &'static str {
+        match self {
+            Self::Plain => "application/vnd.oci.image.layer.v1.tar",
+            Self::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
+        }
+    }
+
     /// The stored form of an archive, and its media type.
     pub(super) fn pack(self, tar: &[u8]) -> Result<(Vec<u8>, &'static str)> {
-        match self {
-            Self::Plain => Ok((tar.to_vec(), "application/vnd.oci.image.layer.v1.tar")),
+        let data = match self {
+            Self::Plain => tar.to_vec(),
             Self::Gzip => {
                 let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
                 gzip.write_all(tar).context("compress a layer")?;
-                let data = gzip.finish().context("compress a layer")?;
-                Ok((data, "application/vnd.oci.image.layer.v1.tar+gzip"))
+                gzip.finish().context("compress a layer")?
             }
-        }
+        };
+        Ok((data, self.media_type()))
     }
 }

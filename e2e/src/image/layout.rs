@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::layer::{Layer, Packing, digest};
@@ -96,6 +96,24 @@ impl Image {
         })
     }
 
+    /// Reads the one image of an OCI layout that [`write`](Self::write) or `cargo xtask` made.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let index = fs::read(folder.join("index.json"))
+            .with_context(|| format!("read the OCI layout {}", folder.display()))?;
+        let index: Value = serde_json::from_slice(&index).context("read an index")?;
+        let manifest = stored(folder, &index["manifests"][0], MANIFEST)?;
+        let whole: Value = serde_json::from_slice(&manifest.data).context("read a manifest")?;
+        let layers = whole["layers"].as_array().context("a list of layers")?;
+        Ok(Self {
+            layers: layers
+                .iter()
+                .map(|layer| stored(folder, layer, Packing::Gzip.media_type()))
+                .collect::<Result<_>>()?,
+            config: stored(folder, &whole["config"], CONFIG)?,
+            manifest,
+        })
+    }
+
     /// The digest by which the image is known.
     pub fn digest(&self) -> &str {
         &self.manifest.digest
@@ -124,6 +142,22 @@ impl Image {
         )
         .with_context(context)
     }
+}
+
+/// A blob of a layout, of the media type that is expected there.
+fn stored(folder: &Path, descriptor: &Value, media_type: &'static str) -> Result<Blob> {
+    ensure!(
+        descriptor["mediaType"] == media_type,
+        "not {media_type}: {descriptor}"
+    );
+    let digest = descriptor["digest"].as_str().context("a digest")?;
+    let name = digest.strip_prefix("sha256:").context("a sha256 digest")?;
+    let path = folder.join("blobs/sha256").join(name);
+    Ok(Blob {
+        data: fs::read(&path).with_context(|| format!("read {}", path.display()))?,
+        digest: digest.to_owned(),
+        media_type,
+    })
 }
 
 fn json_blob(value: &Value, media_type: &'static str) -> Blob {

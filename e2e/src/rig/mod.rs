@@ -64,6 +64,11 @@ impl ControlPlane {
         Ok(format!("{}.0.1", self.hold.variable("RIG_NET")?))
     }
 
+    /// `HOST:PORT` of its registry, over plain HTTP; empty until something is [pushed](crate::registry::push).
+    pub fn registry(&self) -> Result<&str> {
+        self.hold.variable("RIG_REGISTRY")
+    }
+
     /// A new client of an administrator. One per test: its connections are of the test's own runtime.
     pub async fn client(&self) -> Result<kube::Client> {
         // Another test may have set it already.

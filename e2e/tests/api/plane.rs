@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use cloche_e2e::image::{self, Image};
+use cloche_e2e::registry::push;
 use cloche_e2e::rig::ControlPlane;
 use serde_json::Value;
 
@@ -46,6 +48,10 @@ async fn its_nodes_are_ready_and_it_comes_back_with_its_data_and_leaves_nothing(
             ensure!(user["username"] == ACCOUNT, "{review}");
             let node = &user["extra"]["authentication.kubernetes.io/node-name"];
             ensure!(node == &Value::from(vec!["node2"]), "{review}");
+
+            let image = Image::read(&image::prepared()?.join("busybox"))?;
+            let pushed = push(plane.registry()?, &image, "library/busybox", "latest").await?;
+            ensure!(pushed.ends_with(":5000/library/busybox:latest"), "{pushed}");
 
             plane
                 .kubectl_text(&["create", "configmap", "kept", "--from-literal=a=b"])
