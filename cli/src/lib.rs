@@ -9,7 +9,7 @@
 //!
 //! | part | owns | takes in | gives out |
 //! |---|---|---|---|
-//! | `session::state` | offsets of both outputs, stdin that the agent has not yet taken | replies, stdin | requests, bytes to write |
+//! | `cloche_proto::session` | offsets of both outputs, stdin that the agent has not yet taken | replies, stdin | requests, bytes to write |
 //! | `session::drive` | the stream to the agent, connected anew when it breaks | the state's requests | the command's end |
 //! | `terminal` | the terminal's mode, one thread each that reads stdin and writes output | bytes | bytes, signals, sizes |
 //!

@@ -4,10 +4,14 @@
 //!   prost, because it is compiled into the static init that runs inside every sandbox.
 //! - [`agent`] (feature `grpc`): the API that an agent offers on its local socket, and to the gateway. The gateway hands its session
 //!   messages on to clients over `WebSocket`s ([`SESSION_PROTOCOL`]).
+//! - `session` (feature `grpc`): what a client of that API keeps of a session, so that a broken connection loses and doubles nothing.
 //!
-//! This crate depends on nothing of ours, and holds no policy: bounds of the wire and nothing else.
+//! This crate depends on nothing of ours, and holds no policy: bounds and bookkeeping of the wire and nothing else.
 
 pub mod frame;
+
+#[cfg(feature = "grpc")]
+pub mod session;
 
 /// The WebSocket subprotocol in which the gateway speaks of sessions as the agent does.
 ///

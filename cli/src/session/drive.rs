@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use cloche_proto::agent::v1alpha1::{Exit, SessionResponse, Stream};
+use cloche_proto::session::{Received, State};
 use tokio::signal::unix::SignalKind;
 use tokio::time::Instant;
 
 use super::insistence::Insistence;
-use super::state::{Received, State};
 use crate::backend::{Backend, Connection, Failure, Outage};
 use crate::error::Error;
 use crate::terminal::{self, Event, Events, INPUT_CHUNK, Input, Piece, Sink, notice};
@@ -228,7 +228,7 @@ impl Session<'_> {
                     let Ok(permit) = permit else {
                         return Err(Broken::Gone("it closed the stream".to_owned()));
                     };
-                    if let Some(request) = self.state.next() {
+                    if let Some(request) = self.state.next_request() {
                         drop(permit.send(request));
                     }
                 }

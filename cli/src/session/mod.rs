@@ -3,10 +3,7 @@
 mod drive;
 mod end;
 mod insistence;
-mod output;
-mod state;
-mod stdin;
 
+pub(crate) use cloche_proto::session::{Received, State};
 pub(crate) use drive::{Left, Local, drive};
 pub(crate) use end::{code, remark};
-pub(crate) use state::{Received, State};

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use cloche_proto::agent::v1alpha1::session_request::Kind as Ask;
-use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
-use cloche_proto::agent::v1alpha1::{
+use crate::agent::v1alpha1::session_request::Kind as Ask;
+use crate::agent::v1alpha1::session_response::Kind as Reply;
+use crate::agent::v1alpha1::{
     Exit, Kill, Open, SendSignal, SessionRequest, SessionResponse, Stream, TerminalSize,
 };
 
@@ -16,7 +16,7 @@ const CONTROLS: usize = 16;
 
 /// One session, over all its connections.
 #[derive(Debug)]
-pub(crate) struct State {
+pub struct State {
     open: Open,
     stdout: Cursor,
     stderr: Cursor,
@@ -34,7 +34,7 @@ pub(crate) struct State {
 
 /// What to do with a reply.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Received {
+pub enum Received {
     /// Nothing.
     Nothing,
     /// The connection stands.
@@ -61,7 +61,7 @@ pub(crate) enum Received {
 
 impl State {
     /// A session that `open` asks for; its offsets are overwritten.
-    pub(crate) fn new(open: Open) -> Self {
+    pub fn new(open: Open) -> Self {
         Self {
             open,
             stdout: Cursor::from_start(),
@@ -76,7 +76,7 @@ impl State {
     }
 
     /// The same under a name that no other command has.
-    pub(crate) fn made_up(open: Open) -> Self {
+    pub fn made_up(open: Open) -> Self {
         Self {
             made_up: true,
             ..Self::new(open)
@@ -84,7 +84,7 @@ impl State {
     }
 
     /// A reader of output alone; `tail`: it begins wherever the first output begins.
-    pub(crate) fn reader(tail: bool) -> Self {
+    pub fn reader(tail: bool) -> Self {
         let mut state = Self::new(Open::default());
         if tail {
             state.stdout = Cursor::from_first();
@@ -94,22 +94,22 @@ impl State {
     }
 
     /// Name of the session.
-    pub(crate) fn command_id(&self) -> &str {
+    pub fn command_id(&self) -> &str {
         &self.open.command_id
     }
 
     /// Whether the command is known to have been taken by the agent.
-    pub(crate) fn exists(&self) -> bool {
+    pub fn exists(&self) -> bool {
         self.exists
     }
 
     /// The connection is gone. Whether the agent had answered on it.
-    pub(crate) fn detach(&mut self) -> bool {
+    pub fn detach(&mut self) -> bool {
         std::mem::take(&mut self.attached)
     }
 
     /// The first request of a new connection.
-    pub(crate) fn open(&mut self) -> SessionRequest {
+    pub fn open(&mut self) -> SessionRequest {
         self.attached = false;
         let mut open = self.open.clone();
         if self.exists {
@@ -124,7 +124,7 @@ impl State {
     }
 
     /// What the agent said. An error is a sentence about what it did wrong.
-    pub(crate) fn receive(&mut self, response: SessionResponse) -> Result<Received, String> {
+    pub fn receive(&mut self, response: SessionResponse) -> Result<Received, String> {
         // A kind that this build does not know is skipped, as protobuf wants it.
         let Some(kind) = response.kind else {
             return Ok(Received::Nothing);
@@ -212,7 +212,7 @@ impl State {
     }
 
     /// How many bytes of stdin may be read.
-    pub(crate) fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         if self.open.stdin {
             self.stdin.room()
         } else {
@@ -220,8 +220,16 @@ impl State {
         }
     }
 
-    /// Stdin that was read; empty: its end.
-    pub(crate) fn push_stdin(&mut self, data: &[u8]) {
+    /// Whether more stdin can be of use: the command has one, this client sends it, and neither side has closed it.
+    pub fn takes_stdin(&self) -> bool {
+        self.open.stdin && self.stdin.is_open()
+    }
+
+    /// Stdin that was read; empty: its end. Where none is taken it goes nowhere.
+    pub fn push_stdin(&mut self, data: &[u8]) {
+        if !self.takes_stdin() {
+            return;
+        }
         if data.is_empty() {
             self.stdin.end();
         } else {
@@ -230,17 +238,17 @@ impl State {
     }
 
     /// Sends a signal to the command, now or when connected again.
-    pub(crate) fn signal(&mut self, number: i32) {
+    pub fn signal(&mut self, number: i32) {
         self.control(Ask::Signal(SendSignal { number }));
     }
 
     /// Kills the command's tree, now or when connected again.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.control(Ask::Kill(Kill {}));
     }
 
     /// The terminal has another size. Only the last one counts.
-    pub(crate) fn resize(&mut self, size: TerminalSize) {
+    pub fn resize(&mut self, size: TerminalSize) {
         self.controls
             .retain(|control| !matches!(control, Ask::Resize(_)));
         self.control(Ask::Resize(size));
@@ -253,13 +261,13 @@ impl State {
         self.controls.push_back(control);
     }
 
-    /// Whether [`Self::next`] has something.
-    pub(crate) fn has_next(&self) -> bool {
+    /// Whether [`Self::next_request`] has something.
+    pub fn has_next(&self) -> bool {
         self.attached && (!self.controls.is_empty() || (self.open.stdin && self.stdin.has_next()))
     }
 
     /// The next request; nothing before the agent has answered.
-    pub(crate) fn next(&mut self) -> Option<SessionRequest> {
+    pub fn next_request(&mut self) -> Option<SessionRequest> {
         if !self.attached {
             return None;
         }
@@ -273,7 +281,7 @@ impl State {
     }
 
     /// The next request that is not stdin.
-    pub(crate) fn next_control(&mut self) -> Option<SessionRequest> {
+    pub fn next_control(&mut self) -> Option<SessionRequest> {
         if !self.attached {
             return None;
         }
@@ -295,7 +303,7 @@ fn stream(number: i32) -> Result<Stream, String> {
 
 #[cfg(test)]
 mod tests {
-    use cloche_proto::agent::v1alpha1::{Command, Gap, Opened, Output, Stdin, StdinTaken};
+    use crate::agent::v1alpha1::{Command, Gap, Opened, Output, Stdin, StdinTaken};
 
     use super::*;
 
@@ -386,7 +394,7 @@ mod tests {
         let mut state = state();
         state.receive(opened(4)).unwrap();
         state.push_stdin(b"hello");
-        let first = state.next();
+        let first = state.next_request();
         state.receive(output(Stream::Stdout, 0, b"abc")).unwrap();
         state.receive(output(Stream::Stderr, 0, b"x")).unwrap();
         let again = open(&mut state);
@@ -404,7 +412,7 @@ mod tests {
             })))
         };
         assert_eq!(first, stdin(4, b"hello"));
-        assert_eq!(state.next(), stdin(6, b"llo"));
+        assert_eq!(state.next_request(), stdin(6, b"llo"));
     }
 
     #[test]
@@ -412,12 +420,12 @@ mod tests {
         let mut state = state();
         state.receive(opened(0)).unwrap();
         state.push_stdin(b"hello");
-        state.next();
+        state.next_request();
         // The connection breaks, and then the agent, which had all of it in its memory.
         state.receive(opened(5)).unwrap();
-        assert_eq!(state.next(), None);
+        assert_eq!(state.next_request(), None);
         state.receive(opened(2)).unwrap();
-        let Some(Ask::Stdin(stdin)) = state.next().and_then(|next| next.kind) else {
+        let Some(Ask::Stdin(stdin)) = state.next_request().and_then(|next| next.kind) else {
             panic!("stdin expected");
         };
         assert_eq!((stdin.offset, &stdin.data[..]), (2, &b"llo"[..]));
@@ -448,7 +456,7 @@ mod tests {
             ..Opened::default()
         }));
         assert!(state.receive(ended).is_ok());
-        assert_eq!(state.next(), None);
+        assert_eq!(state.next_request(), None);
     }
 
     #[test]
@@ -501,11 +509,11 @@ mod tests {
             state.resize(TerminalSize { rows, columns: 1 });
             state.signal(2);
         }
-        assert_eq!(state.next(), None);
+        assert_eq!(state.next_request(), None);
         state.receive(opened(0)).unwrap();
         let mut sizes = 0;
         let mut count = 0;
-        while let Some(next) = state.next() {
+        while let Some(next) = state.next_request() {
             sizes += usize::from(matches!(next.kind, Some(Ask::Resize(_))));
             count += 1;
         }

@@ -2,39 +2,39 @@
 
 /// The next byte that is wanted of one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cursor {
+pub(super) struct Cursor {
     /// `None`: wherever the first output begins.
     next: Option<u64>,
 }
 
 /// What is new in a piece of output.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct New {
+pub(super) struct New {
     /// Bytes before it that the reader will never see.
-    pub(crate) lost: u64,
+    pub(super) lost: u64,
     /// To be written now.
-    pub(crate) data: Vec<u8>,
+    pub(super) data: Vec<u8>,
 }
 
 impl Cursor {
     /// Wants everything.
-    pub(crate) fn from_start() -> Self {
+    pub(super) fn from_start() -> Self {
         Self { next: Some(0) }
     }
 
     /// Wants what comes, from wherever it begins.
-    pub(crate) fn from_first() -> Self {
+    pub(super) fn from_first() -> Self {
         Self { next: None }
     }
 
     /// The offset to ask for.
-    pub(crate) fn next(self) -> u64 {
+    pub(super) fn next(self) -> u64 {
         self.next.unwrap_or(0)
     }
 
     /// What of `data`, whose first byte is at `offset`, has not been seen. Doubled bytes are dropped; a hole that the
     /// agent did not announce is a loss like an announced one. An end beyond 2^64 is no offset of any stream: `None`.
-    pub(crate) fn take(&mut self, offset: u64, mut data: Vec<u8>) -> Option<New> {
+    pub(super) fn take(&mut self, offset: u64, mut data: Vec<u8>) -> Option<New> {
         let end = offset.checked_add(data.len() as u64)?;
         let next = self.next.unwrap_or(offset);
         if end <= next {
@@ -54,7 +54,7 @@ impl Cursor {
     }
 
     /// Steps over bytes that are no longer kept; how many of them the reader had not seen.
-    pub(crate) fn skip(&mut self, offset: u64, end: u64) -> u64 {
+    pub(super) fn skip(&mut self, offset: u64, end: u64) -> u64 {
         let next = self.next.unwrap_or(offset);
         self.next = Some(next.max(end));
         end.saturating_sub(next)

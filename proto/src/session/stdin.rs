@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-use cloche_proto::agent::v1alpha1::Stdin;
+use crate::agent::v1alpha1::Stdin;
 
 /// Most that is kept unacknowledged, in bytes. A slow command then makes the local writer wait.
-pub(crate) const WINDOW: usize = 1 << 20;
+pub(super) const WINDOW: usize = 1 << 20;
 
 /// Most that one message carries, in bytes.
 const CHUNK: usize = 32 << 10;
 
 /// A part of the stream: from the first byte that the agent does not have to the last one read.
 #[derive(Debug, Default)]
-pub(crate) struct Window {
+pub(super) struct Window {
     /// Offset of the first byte in `kept`.
     base: u64,
     kept: VecDeque<u8>,
@@ -28,43 +28,48 @@ pub(crate) struct Window {
 
 /// The agent wants stdin from a place that it cannot have.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Impossible {
+pub(super) struct Impossible {
     /// What the agent said.
-    pub(crate) offset: u64,
+    pub(super) offset: u64,
     /// What there is.
-    pub(crate) kept: std::ops::RangeInclusive<u64>,
+    pub(super) kept: std::ops::RangeInclusive<u64>,
 }
 
 impl Window {
     /// How many bytes more may be read from the local side.
-    pub(crate) fn room(&self) -> usize {
-        if self.closed || self.ended {
-            0
-        } else {
+    pub(super) fn room(&self) -> usize {
+        if self.is_open() {
             WINDOW.saturating_sub(self.kept.len())
+        } else {
+            0
         }
     }
 
+    /// Whether neither side has ended it.
+    pub(super) fn is_open(&self) -> bool {
+        !self.closed && !self.ended
+    }
+
     /// Takes what was read.
-    pub(crate) fn push(&mut self, data: &[u8]) {
+    pub(super) fn push(&mut self, data: &[u8]) {
         if !self.closed {
             self.kept.extend(data);
         }
     }
 
     /// There is no more to read.
-    pub(crate) fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         self.ended = true;
     }
 
     /// The stream begins at `offset`: somebody else sent what is before.
-    pub(crate) fn begin(&mut self, offset: u64) {
+    pub(super) fn begin(&mut self, offset: u64) {
         self.base = offset;
     }
 
     /// A new connection: everything from `offset` on must be sent again. What is before is kept until it is acknowledged: the agent
     /// has it in its memory alone.
-    pub(crate) fn resume(&mut self, offset: u64) -> Result<(), Impossible> {
+    pub(super) fn resume(&mut self, offset: u64) -> Result<(), Impossible> {
         self.end_sent = false;
         if !self.closed {
             self.sent = self.place(offset)?;
@@ -73,7 +78,7 @@ impl Window {
     }
 
     /// The agent has everything before `offset` safe.
-    pub(crate) fn acknowledge(&mut self, offset: u64) -> Result<(), Impossible> {
+    pub(super) fn acknowledge(&mut self, offset: u64) -> Result<(), Impossible> {
         // Of what lies before the first byte of this program, another one has to know.
         if self.closed || offset < self.base {
             return Ok(());
@@ -99,19 +104,19 @@ impl Window {
     }
 
     /// The command takes no more: nothing is kept or sent from now on.
-    pub(crate) fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.closed = true;
         self.kept = VecDeque::new();
         self.sent = 0;
     }
 
     /// Whether there is something to send.
-    pub(crate) fn has_next(&self) -> bool {
+    pub(super) fn has_next(&self) -> bool {
         !self.closed && (self.sent < self.kept.len() || (self.ended && !self.end_sent))
     }
 
     /// What to send next.
-    pub(crate) fn next(&mut self) -> Option<Stdin> {
+    pub(super) fn next(&mut self) -> Option<Stdin> {
         if !self.has_next() {
             return None;
         }
