@@ -21,6 +21,14 @@ pub const AGENT_ACCOUNT: &str = "cloche-agent";
 /// Service account of the gateways.
 pub const GATEWAY_ACCOUNT: &str = "cloche-gateway";
 
+/// Service of the gateways, in the namespace where Cloche is installed. The apiserver knows them by it: see [`gateway_host`].
+pub const GATEWAY_SERVICE: &str = "cloche-gateway";
+
+/// The name by which the apiserver asks for the gateways' certificate, where Cloche is installed in `namespace`.
+pub fn gateway_host(namespace: &str) -> String {
+    format!("{GATEWAY_SERVICE}.{namespace}.svc")
+}
+
 /// The namespace where Cloche is installed, if nobody says otherwise. The Leases of the agents are there, each named as its node.
 pub const NAMESPACE: &str = "cloche-system";
 /// `ConfigMap` with what certificates of Cloche's parts are checked by: PEM, under [`CA_KEY`].

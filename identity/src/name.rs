@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cloche_crds::cluster::{AGENT_SIGNER, GATEWAY_SIGNER};
+use cloche_crds::cluster::{AGENT_SIGNER, GATEWAY_SIGNER, gateway_host};
 
 /// Before the role. The scheme and form of SPIFFE identifiers, with the API group as the trust domain.
 const PREFIX: &str = "spiffe://cloche.dev/";
@@ -57,6 +57,15 @@ impl Identity {
         match self {
             Self::Agent { .. } => "agent.cloche.internal",
             Self::Gateway => "gateway.cloche.internal",
+        }
+    }
+
+    /// The DNS name by which others than parts of Cloche connect to it, where Cloche is installed in `namespace`. Its certificate has it
+    /// beside [`Self::server_name`].
+    pub fn host(&self, namespace: &str) -> Option<String> {
+        match self {
+            Self::Agent { .. } => None,
+            Self::Gateway => Some(gateway_host(namespace)),
         }
     }
 }

@@ -141,6 +141,11 @@ impl Applicant {
             .distinguished_name
             .push(DnType::CommonName, self.identity.server_name());
         params.subject_alt_names = vec![SanType::URI(self.identity.to_string().try_into()?)];
+        if let Some(host) = self.identity.host(&self.namespace) {
+            params
+                .subject_alt_names
+                .push(SanType::DnsName(host.try_into()?));
+        }
         let request = params.serialize_request(&key)?.pem()?;
         Ok((PrivatePkcs8KeyDer::from(key.serialize_der()), request))
     }
