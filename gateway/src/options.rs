@@ -1,0 +1,28 @@
+//! What the program is told.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Parser;
+use cloche_crds::cluster::NAMESPACE;
+
+/// Serves sessions and logs of sandboxes through the Kubernetes API.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub struct Options {
+    /// Where Cloche is installed
+    #[arg(long, default_value = NAMESPACE)]
+    pub namespace: String,
+    /// How to reach the apiserver; default: as a pod does, else as kubectl does
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Where to serve
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:6443")]
+    pub listen: SocketAddr,
+    /// Most streams at a time; one takes 3 MiB at most, and next to nothing while its client reads
+    #[arg(long, value_name = "NUMBER", default_value_t = 4096)]
+    pub max_streams: usize,
+    /// Most streams of one user at a time
+    #[arg(long, value_name = "NUMBER", default_value_t = 1024)]
+    pub max_streams_per_user: usize,
+}

@@ -1,0 +1,166 @@
+//! Connections: TLS, then HTTP/1.1, each within bounds.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use cloche_identity::Credentials;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls_pki_types::CertificateDer;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
+
+use crate::tls;
+
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a request's head may take, and how long a connection may idle before it.
+const HEAD: Duration = Duration::from_mins(1);
+/// Most bytes of a request's head.
+const HEAD_SIZE: usize = 128 << 10;
+/// Connections beside those that carry streams.
+const SPARE: usize = 512;
+/// How long to wait after the system could not accept a connection: it is out of something.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the client of a connection showed in the handshake.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer(Arc<[CertificateDer<'static>]>);
+
+impl Peer {
+    /// Its certificate first; empty where it showed none.
+    pub(crate) fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.0
+    }
+}
+
+/// Accepts connections until `stop`; those that are open then are ended when they are idle. `streams`: how many of them may be streams.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    mut credentials: watch::Receiver<Option<Credentials>>,
+    router: Router,
+    streams: usize,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+) {
+    let room = Arc::new(Semaphore::new(streams + SPARE));
+    let mut acceptor = None;
+    loop {
+        // Where both are ready the connection that was accepted is dropped: there is a stop.
+        let accepted = async {
+            let turn = Arc::clone(&room).acquire_owned().await;
+            listener.accept().await.map(|(stream, _)| (stream, turn))
+        };
+        let (stream, turn) = tokio::select! {
+            accepted = accepted => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot accept a connection");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            },
+            () = stop.cancelled() => return,
+        };
+        if credentials.has_changed().unwrap_or(false) || acceptor.is_none() {
+            let current = credentials.borrow_and_update().clone();
+            acceptor = current
+                .and_then(|credentials| accept(&credentials))
+                .or(acceptor);
+        }
+        // Without a certificate there is nothing to answer with: the connection is closed.
+        let Some(acceptor) = acceptor.clone() else {
+            continue;
+        };
+        let (router, stop) = (router.clone(), stop.clone());
+        tracker.spawn(async move {
+            let _turn = turn;
+            if let Some(stream) = shake_hands(stream, &acceptor).await {
+                connection(stream, router, &stop).await;
+            }
+        });
+    }
+}
+
+fn accept(credentials: &Credentials) -> Option<TlsAcceptor> {
+    match tls::server(credentials) {
+        Ok(config) => Some(TlsAcceptor::from(Arc::new(config))),
+        Err(error) => {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the certificate cannot be served with"
+            );
+            None
+        }
+    }
+}
+
+async fn shake_hands(stream: TcpStream, acceptor: &TlsAcceptor) -> Option<TlsStream<TcpStream>> {
+    // Small messages go both ways all the time: each would wait for the acknowledgement of the one before.
+    stream.set_nodelay(true).ok()?;
+    let shaken = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
+    match shaken {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "a TLS handshake failed"
+            );
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+async fn connection(stream: TlsStream<TcpStream>, router: Router, stop: &CancellationToken) {
+    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let chain: Vec<_> = chain
+        .iter()
+        .cloned()
+        .map(CertificateDer::into_owned)
+        .collect();
+    let peer = Peer(chain.into());
+    let service = service_fn(move |request: http::Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer.clone());
+        let router = router.clone();
+        async move {
+            Ok::<_, Infallible>(
+                router
+                    .oneshot(request)
+                    .await
+                    .unwrap_or_else(|never| match never {}),
+            )
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(HEAD_SIZE)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(
+            error = &error as &dyn std::error::Error,
+            "a connection broke"
+        );
+    }
+}

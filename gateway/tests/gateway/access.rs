@@ -1,0 +1,150 @@
+//! Who gets through to what.
+
+use crate::support::{DEMO, Stage, in_time};
+use serde_json::{Value, json};
+
+fn reason(body: &[u8]) -> String {
+    let status: Value = serde_json::from_slice(body).unwrap();
+    assert_eq!(status["kind"], "Status", "{status}");
+    status["reason"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn only_the_front_proxy_is_served() {
+    let stage = Stage::set().await;
+    let root = "/apis/subresources.cloche.dev/v1alpha1";
+    in_time(async {
+        for forged in [stage.as_another(), stage.as_stranger(), stage.as_nobody()] {
+            for path in [root, &format!("{DEMO}/log"), "/nowhere"] {
+                let (code, body, _) = forged.get(path).await;
+                assert_eq!((code, &*reason(&body)), (401, "Unauthorized"), "{path}");
+            }
+            let exec = format!("{DEMO}/exec?command=echo&command=hi");
+            let socket = forged.socket(&exec, "v5.channel.k8s.io").await;
+            assert_eq!(socket.err(), Some(401));
+        }
+        assert_eq!(
+            stage.cluster.last_review(),
+            None,
+            "nobody's rights are asked after"
+        );
+        let (code, body, _) = stage.as_front_proxy().get(root).await;
+        let listed: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            (code, &listed["resources"][1]["name"]),
+            (200, &json!("sandboxes/exec"))
+        );
+        let mut nameless = stage.as_front_proxy();
+        nameless.headers.clear();
+        assert_eq!(nameless.get(root).await.0, 401);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_websocket_needs_the_right_to_create() {
+    let stage = Stage::set().await;
+    in_time(async {
+        let front_proxy = stage.as_front_proxy();
+        stage.cluster.deny("create", "exec");
+        let exec = format!("{DEMO}/exec?command=echo&command=hi");
+        for protocol in ["v5.channel.k8s.io", "v1.session.cloche.dev"] {
+            let socket = front_proxy.socket(&exec, protocol).await;
+            assert_eq!(socket.err(), Some(403));
+        }
+        // Also before anything is said about the sandbox or the request.
+        let unknown = DEMO.replace("demo", "unknown");
+        let (code, body, _) = front_proxy.get(&format!("{unknown}/exec?x=y")).await;
+        assert_eq!((code, &*reason(&body)), (403, "Forbidden"));
+        let review = stage.cluster.last_review().unwrap();
+        assert_eq!(review["spec"]["user"], "alice");
+        assert_eq!(review["spec"]["groups"], json!(["dev"]));
+        assert_eq!(stage.agent.node.begun(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_apiserver_that_fails_lets_nobody_through() {
+    let stage = Stage::set().await;
+    in_time(async {
+        stage.cluster.break_down();
+        let exec = format!("{DEMO}/exec?command=echo&command=hi");
+        let socket = stage
+            .as_front_proxy()
+            .socket(&exec, "v5.channel.k8s.io")
+            .await;
+        assert_eq!(socket.err(), Some(503));
+        assert_eq!(stage.agent.node.begun(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_said() {
+    let stage = Stage::set().await;
+    in_time(async {
+        let front_proxy = stage.as_front_proxy();
+        let starting = json!({"phase": "Starting", "nodeName": "one"});
+        stage.cluster.put_sandbox("team", "starting", &starting);
+        let lost = json!({"phase": "Running", "nodeName": "gone"});
+        stage.cluster.put_sandbox("team", "lost", &lost);
+        for (path, code) in [
+            (DEMO.replace("demo", "unknown") + "/log", 404),
+            (DEMO.replace("demo", "starting") + "/log", 409),
+            (DEMO.replace("demo", "lost") + "/log", 503),
+            (DEMO.replace("demo", "..%2f..%2fsecrets") + "/log", 404),
+            (format!("{DEMO}/log?commandId=unknown"), 404),
+            (format!("{DEMO}/log?x=y"), 400),
+            (format!("{DEMO}/exec?command=a"), 400),
+            (format!("{DEMO}/files"), 404),
+        ] {
+            let (found, body, _) = front_proxy.get(&path).await;
+            assert_eq!(found, code, "{path}: {}", String::from_utf8_lossy(&body));
+            reason(&body);
+        }
+        let (code, ..) = front_proxy.ask("POST", &format!("{DEMO}/exec")).await;
+        assert_eq!(code, 405);
+        let exec = |query: &str| format!("{DEMO}/exec?{query}");
+        for (path, protocol) in [
+            (exec("command=echo"), "channel.k8s.io"),
+            (exec("command=echo&container=x"), "v5.channel.k8s.io"),
+            (exec(""), "v5.channel.k8s.io"),
+            (exec("command=echo"), "v1.session.cloche.dev"),
+        ] {
+            let socket = front_proxy.socket(&path, protocol).await;
+            assert_eq!(socket.err(), Some(400), "{path} {protocol}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_user_cannot_take_every_stream() {
+    let stage = Stage::with(
+        &["--max-streams-per-user", "2", "--max-streams", "3"],
+        false,
+    )
+    .await;
+    in_time(async {
+        let alice = stage.as_front_proxy();
+        let mut bob = alice.clone();
+        bob.headers[0].1 = "bob".to_owned();
+        let exec = format!("{DEMO}/exec?command=sleep");
+        let mut open = Vec::new();
+        for user in [&alice, &alice, &bob] {
+            open.push(user.socket(&exec, "v5.channel.k8s.io").await.ok().unwrap());
+        }
+        assert_eq!(
+            alice.socket(&exec, "v5.channel.k8s.io").await.err(),
+            Some(429)
+        );
+        assert_eq!(
+            bob.socket(&exec, "v5.channel.k8s.io").await.err(),
+            Some(429)
+        );
+        drop(open);
+        while alice.socket(&exec, "v5.channel.k8s.io").await.is_err() {}
+    })
+    .await;
+}
