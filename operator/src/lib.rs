@@ -1,4 +1,4 @@
-//! The operator: binds sandboxes to nodes, judges nodes, and releases what no agent can.
+//! The operator: binds sandboxes to nodes, judges nodes, releases what no agent can, and signs the certificates of agents and gateways.
 //!
 //! ```text
 //!   watches: Sandboxes, Nodes, SandboxNodes, Leases        lease: which replica acts
@@ -14,6 +14,7 @@
 //! | lease | the Lease `cloche-operator` | | whether this replica acts; ends the process when it is lost |
 //! | watch | the watches | the apiserver | events, over a bounded channel that holds the watches up when full |
 //! | controller | the core: all that is known | events, outcomes, time | jobs, at most 64 at a time, one per object |
+//! | signer | the CA's key | certificate requests | certificates, or why not |
 //! | work (one per job) | nothing | a job | writes, each with a test of the UID; its outcome |
 //!
 //! **Restart contract.** Nothing is kept but what stands in objects. A `kill -9` at any instruction leaves at most a job half done: the
@@ -32,6 +33,7 @@ pub mod options;
 pub mod patch;
 pub mod run;
 pub mod schedule;
+pub mod signer;
 pub mod told;
 pub mod watch;
 pub mod work;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use cloche_crds::cluster::NAMESPACE;
 
-/// Binds sandboxes to nodes and judges nodes.
+/// Binds sandboxes to nodes, judges nodes, and signs the certificates of agents and gateways.
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
 pub struct Options {

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::controller::{self, MOST_EVENTS};
 use crate::lease::{self, Holder, Standing};
 use crate::options::Options;
+use crate::signer;
 use crate::watch;
 use crate::work::Hands;
 
@@ -28,6 +29,7 @@ pub async fn run(options: Options) -> Result<()> {
         namespace: options.namespace.clone(),
         identity: identity(),
     };
+    let signer = signer::serve(client.clone(), options.namespace.clone(), stands.clone());
     let controller = controller::run(Hands::new(client.clone()), taken, stands, synced);
     let mut ended = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupted = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -44,6 +46,7 @@ pub async fn run(options: Options) -> Result<()> {
             bail!("the watches ended");
         }
         () = watch::follow_all(&client, &options.namespace, &events) => bail!("a watch ended"),
+        () = signer => bail!("the signer ended"),
         _ = ended.recv() => {}
         _ = interrupted.recv() => {}
     }

@@ -1,0 +1,15 @@
+//! Certificates of agents and gateways.
+//!
+//! ```text
+//! CertificateSigningRequest ──review (pure)──► Grant ──authority──► certificate, for a day at most
+//!                                └───────────► Refusal: Denied, with a message
+//! ```
+//! Who asks is what the apiserver wrote into the request, which nobody can forge: the account, and for an agent the node that its token
+//! is bound to. Everything in a certificate is set here; of the request only the key is taken. The CA is a Secret that whoever acts
+//! first makes; what certificates are checked by is published in a `ConfigMap`.
+
+pub mod authority;
+pub mod review;
+mod serve;
+
+pub use serve::serve;
