@@ -298,7 +298,7 @@ impl<O: Objects> Clerk<O> {
 
     /// Judges an object anew.
     fn consider(&mut self, uid: &str) {
-        let ours = self.desk.ours.borrow_and_update().clone();
+        let ours = self.desk.ours.borrow().clone();
         let next = self.desired.borrow().revision + 1;
         let Some(entry) = self.entries.get_mut(uid) else {
             return;
@@ -339,7 +339,7 @@ impl<O: Objects> Clerk<O> {
             }
             Judgement::Refuse(cause) => {
                 tracing::warn!(sandbox = %entry.key, uid, reason = cause.reason.as_str(), "{}", cause.message);
-                let status = status::refused(&cause, seen.generation, clock::now().wall);
+                let status = status::refused(&cause, &seen, clock::now().wall);
                 entry.hold = Hold::Refused(Arc::new(status));
             }
         }
@@ -424,6 +424,9 @@ impl<O: Objects> Clerk<O> {
                             };
                         }
                         entry.see(seen);
+                        if let Request::Tell(status) = request {
+                            entry.answer(status);
+                        }
                         self.consider(&uid);
                     }
                     // Another has the name.
@@ -437,7 +440,7 @@ impl<O: Objects> Clerk<O> {
             Err(error @ ObjectError::Refused(_)) => {
                 tracing::error!(sandbox = %entry.key, uid, request = name(&request), "{error}");
                 if let Request::Tell(status) = request {
-                    entry.refused_write = Some(status);
+                    entry.answer(status);
                 }
                 // What was known of it was not so.
                 if entry.presence == Presence::Listed {

@@ -79,10 +79,20 @@ pub(super) struct Entry {
     pub failures: u32,
     /// No request before this, since boot.
     pub not_before: Duration,
-    /// A status that the apiserver has refused: it is not tried again.
-    pub refused_write: Option<Map<String, Value>>,
+    /// The status that the apiserver answered to last.
+    pub answered: Option<Answered>,
     /// Told in the log of it: why it is kept though it should not be so.
     pub kept: Option<&'static str>,
+}
+
+/// A status that the apiserver has taken or refused. While the object is as it was then, it is not written again: neither where a rule
+/// forbids it, nor where a CRD that is older than this agent has taken something out of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Answered {
+    /// What was written.
+    pub status: Map<String, Value>,
+    /// Version of the object after that.
+    pub version: Option<u64>,
 }
 
 /// What an entry is judged beside.
@@ -132,7 +142,7 @@ impl Entry {
             busy: false,
             failures: 0,
             not_before: Duration::ZERO,
-            refused_write: None,
+            answered: None,
             kept: None,
         }
     }
@@ -146,6 +156,12 @@ impl Entry {
         {
             self.seen = Some(Arc::new(seen));
         }
+    }
+
+    /// The apiserver has answered to this status, with what was seen last.
+    pub(super) fn answer(&mut self, status: Map<String, Value>) {
+        let version = self.seen.as_ref().and_then(|seen| seen.version);
+        self.answered = Some(Answered { status, version });
     }
 
     /// Takes in what its driver says.
@@ -186,13 +202,12 @@ impl Entry {
         let Some(seen) = &self.seen else {
             return self.presence == Presence::Gone;
         };
-        let end_refused = self
-            .refused_write
-            .as_ref()
-            .is_some_and(|refused| refused.contains_key("termination"));
+        let is_told = self.answered.as_ref().is_some_and(|answered| {
+            answered.version == seen.version && answered.status.contains_key("termination")
+        });
         self.presence == Presence::Gone
             || seen.termination().is_some()
-            || end_refused
+            || is_told
             // Another Node's: who declares that Node lost tells its end.
             || (ours.is_some() && !self.is_ours(ours))
     }
@@ -245,7 +260,10 @@ impl Entry {
         }
         // Of plain words and numbers: that they cannot be written as JSON is not a case.
         let status = status::told(ours, seen, now.wall).ok()?;
-        if status == seen.status || self.refused_write.as_ref() == Some(&status) {
+        let answered = self.answered.as_ref();
+        let is_answered = answered
+            .is_some_and(|answered| answered.version == seen.version && answered.status == status);
+        if status == seen.status || is_answered {
             return None;
         }
         let at = due(ours.phase, seen.word("phase"), self.pace);

@@ -4,6 +4,7 @@ use cloche_crds::condition::{Condition, Time, bounded, set_condition};
 use cloche_crds::sandbox::Termination;
 use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, SandboxStatus};
 use jiff::Timestamp;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::seen::Seen;
@@ -111,8 +112,12 @@ fn merged(
     Ok(all)
 }
 
-/// The status of a sandbox that ends without having begun here, as of `at`.
-pub(super) fn refused(cause: &Cause, generation: i64, at: Timestamp) -> SandboxStatus {
+/// The status of a sandbox that ends without having been begun by this agent, as of `at`. What an earlier one has told of it stays.
+pub(super) fn refused(cause: &Cause, seen: &Seen, at: Timestamp) -> SandboxStatus {
+    fn read<T: DeserializeOwned>(seen: &Seen, field: &str) -> Option<T> {
+        serde_json::from_value(seen.status.get(field)?.clone()).ok()
+    }
+    let started_at: Option<Time> = read(seen, "startedAt");
     let reason = ConditionReason::Ended(cause.reason);
     let mut conditions = Vec::new();
     for (kind, status) in [
@@ -123,7 +128,7 @@ pub(super) fn refused(cause: &Cause, generation: i64, at: Timestamp) -> SandboxS
         set_condition(&mut conditions, kind, status, reason, &cause.message, at);
     }
     SandboxStatus {
-        observed_generation: Some(generation),
+        observed_generation: Some(seen.generation),
         phase: cause.reason.phase(),
         conditions,
         termination: Some(Termination {
@@ -132,12 +137,18 @@ pub(super) fn refused(cause: &Cause, generation: i64, at: Timestamp) -> SandboxS
             message: bounded(&cause.message),
             exit_code: cause.exit_code,
             signal: cause.signal,
-            started_at: None,
+            started_at: started_at.clone(),
             finished_at: Some(Time(at)),
             peak_memory_bytes: None,
             cpu_seconds: None,
         }),
-        ..SandboxStatus::default()
+        effective: read(seen, "effective"),
+        image_digest: read(seen, "imageDigest"),
+        runtime: read(seen, "runtime"),
+        started_at,
+        expires_at: read(seen, "expiresAt"),
+        node_name: None,
+        node_uid: None,
     }
 }
 
@@ -232,11 +243,16 @@ mod tests {
             FailureDomain::User,
             "x".repeat(1_000_000),
         );
-        let status = after(&refused(&cause, 3, at(1)), &json!({}));
+        let before = json!({"startedAt": at(0).to_string(), "imageDigest": "sha256:1", "runtime": {"name": "runsc"}});
+        let last = seen(&json!({"metadata": {"generation": 3}, "status": before}));
+        let status = after(&refused(&cause, &last, at(1)), &before);
         assert_eq!(status["phase"], "Failed");
         assert_eq!(status["observedGeneration"], 3);
         assert_eq!(status["termination"]["reason"], "SpecInvalid");
-        assert_eq!(status["termination"].get("startedAt"), None);
+        assert_eq!(status["termination"]["startedAt"], status["startedAt"]);
+        assert!(status["startedAt"].is_string());
+        assert_eq!(status["imageDigest"], "sha256:1");
+        assert_eq!(status.get("runtime"), None, "it cannot be read");
         let conditions = status["conditions"].as_array().unwrap();
         let kinds: Vec<_> = conditions.iter().map(kind_of).collect();
         assert_eq!(kinds, ["Scheduled", "Ready", "Stalled", "Finished"]);

@@ -58,7 +58,7 @@ fn posted(phase: Phase) -> Arc<Sandbox> {
     };
     if phase == Phase::Failed {
         let cause = Cause::new(Reason::Error, FailureDomain::Workload, "so it was");
-        status = status::refused(&cause, 1, now_at(0).wall);
+        status = status::refused(&cause, &seen(&json!({})), now_at(0).wall);
     }
     object.status = Some(status);
     Arc::new(object)
@@ -132,9 +132,12 @@ fn an_end_that_is_refused_is_dropped() {
     let Next::Do(Request::Tell(status)) = next(&ended, &driven, 0) else {
         panic!()
     };
-    ended.refused_write = Some(status);
+    ended.answer(status);
     assert_eq!(next(&ended, &driven, 0), Next::Wait);
     assert!(ended.is_settled(Some(&ours())));
+    // It was not as it was thought to be: once more.
+    ended.see(seen(&json!({"metadata": {"resourceVersion": "101"}})));
+    assert_eq!(told(&next(&ended, &driven, 0)), "Failed");
 }
 
 #[test]
