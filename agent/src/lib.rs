@@ -1,7 +1,8 @@
 //! The node agent: runs the sandboxes that are bound to this node, and tells the truth about them.
 //!
 //! ```text
-//!   source (manifest directory) ──desired objects──► supervisor ──► one driver per sandbox ──► status (beside the manifest)
+//!   source (manifest directory) ──desired objects──► supervisor ──► one driver per sandbox ──► status (beside the manifest,
+//!   or clerk (an apiserver's objects)                   │             │                        or of the object)
 //!                                                       │             │  step(state, event, now): pure
 //!                                                       │             ├──► image     pull, unpack, EROFS, cache
 //!   api (gRPC, local socket) ──► sessions ◄─────────────┤             ├──► pool      instances made ahead, per shape
@@ -12,13 +13,15 @@
 //! | task | owns | takes in | gives out |
 //! |---|---|---|---|
 //! | source | the manifest directory's listing | inotify | the set of desired objects |
+//! | clerk (in a cluster) | what is known of the apiserver's objects | its watch, the board, what the supervisor has | the set of desired objects, patches |
 //! | supervisor | the set of drivers | desired objects, the ledger at start | drivers, status of what was refused |
 //! | driver (one per sandbox) | the sandbox's record | desired changes, effects' outcomes, deadlines | records, status |
 //! | pool | instances that no sandbox has claimed | claims, deaths | instances |
 //! | image store | blobs, EROFS files, pins | references | images, or why not |
 //! | channel (one per running sandbox) | the pipes to cloche-init, session logs | frames, requests | session states |
 //! | usage | what was last seen of each instance | the groups' counters | peaks, evictions, groups to kill |
-//! | api | the local socket | requests | replies |
+//! | api | the local socket; in a cluster also the port for gateways | requests | replies |
+//! | presence (in a cluster) | the node's `SandboxNode` and Lease | facts of the Node, time | both |
 //!
 //! **Restart contract.** `kill -9` at any instruction loses no sandbox, leaks nothing and forgets no end reason: a record is
 //! on disk before the effect that it describes ([`ledger`]), and [`recovery`] decides each sandbox by its last record and by

@@ -1,14 +1,16 @@
-//! The gRPC API on the local socket.
+//! The gRPC API on the local socket, and in a cluster over [`mtls`].
 //!
 //! Requests are checked here and answered from the board, the manifest directory and the sessions; nothing is decided here. The
 //! socket lies in a folder of mode 0700 and has mode 0600: who can reach it is root.
 
+pub mod mtls;
 mod objects;
 mod requests;
 mod session;
 mod stream;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,6 +32,14 @@ pub enum ApiError {
     Listen {
         /// The socket.
         path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The address could not be taken.
+    #[error("listen at {address}")]
+    ListenAt {
+        /// The address.
+        address: SocketAddr,
         /// Why.
         source: io::Error,
     },

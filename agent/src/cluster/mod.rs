@@ -20,21 +20,28 @@ mod objects;
 mod own_node;
 mod patch;
 mod patience;
+mod presence;
 mod seen;
 mod status;
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use cloche_crds::cluster::NAMESPACE;
+use cloche_identity::{Applicant, Identity};
 use kube::runtime::watcher;
 use kube::runtime::watcher::Event;
+use tokio::sync::watch;
 
 use self::clerk::{Clerk, Desk};
 use self::objects::ClusterObjects;
 use self::own_node::OwnNode;
 use self::patience::patient;
+use self::presence::{Announcer, Heart, Terms};
 use crate::api;
+use crate::image::architecture;
 use crate::settled::Settle;
 use crate::start::{self, Crew, Prepared, Regime};
 
@@ -44,6 +51,15 @@ pub struct Options {
     /// Name of the Node that this machine is
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
+    /// The namespace where Cloche is installed
+    #[arg(long, default_value = NAMESPACE)]
+    pub namespace: String,
+    /// Where gateways reach the agent, by mTLS
+    #[arg(long, default_value = "0.0.0.0:7443")]
+    pub listen: SocketAddr,
+    /// The address of this machine that gateways are told of [default: the Node's internal one]
+    #[arg(long)]
+    pub advertise_address: Option<IpAddr>,
     /// How to reach the apiserver [default: as the pod's service account, else as kubectl does]
     #[arg(long)]
     pub kubeconfig: Option<PathBuf>,
@@ -54,6 +70,8 @@ pub struct Options {
 
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(options: Options) -> Result<()> {
+    let identity = Identity::agent(&options.node_name)
+        .with_context(|| format!("--node-name {:?} cannot be a Node's", options.node_name))?;
     let locks = start::lock(&options.node, None).await?;
     let own_node = OwnNode::open(&options.node.state, &options.node_name)?;
     let client = client::client(options.kubeconfig.as_deref()).await?;
@@ -69,7 +87,23 @@ pub async fn run(options: Options) -> Result<()> {
     } = start::prepare(&locks, &options.node, regime).await?;
     let socket = options.node.socket();
     let listener = api::listen(&socket)?;
+    let remote = api::mtls::listen(options.listen).await?;
 
+    let terms = Terms {
+        advertise: options.advertise_address,
+        port: remote.local_addr().context("ask for the port")?.port(),
+        budget: node.budget,
+        runtime: node.runtime.clone(),
+        architecture: architecture(),
+    };
+    let announcer = Announcer::new(client.clone(), &options.node_name, own_node.facts(), terms);
+    let heart = Heart::new(client.clone(), &options.namespace, own_node.ours());
+    let applicant = Applicant {
+        client: client.clone(),
+        identity,
+        namespace: options.namespace.clone(),
+    };
+    let credentials = watch::Sender::new(None);
     let objects = Arc::new(ClusterObjects::new(client.clone()));
     let desk = Desk {
         objects: Arc::clone(&objects),
@@ -90,6 +124,11 @@ pub async fn run(options: Options) -> Result<()> {
     tracing::info!(socket = %socket.display(), node = options.node_name, "serving");
     let stop = || node.cancel.child_token();
     crew.join("API", api::serve(listener, Arc::clone(&node), None));
+    let remote = api::mtls::serve(remote, credentials.subscribe(), Arc::clone(&node));
+    crew.join("API for gateways", remote);
+    crew.join("certificate", cloche_identity::keep(applicant, credentials));
+    crew.join("SandboxNode", announcer.run(stop()));
+    crew.join("Lease", heart.run(stop()));
     crew.join("watch of the Node", own_node.run(client, stop()));
     crew.join("clerk", clerk.run(told, stop()));
     crew.join("supervisor", supervisor.run(desired));

@@ -96,7 +96,7 @@ impl RawBlob {
 }
 
 /// This machine's architecture, as images call it (Go's names).
-pub(super) fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -30,6 +30,7 @@ pub use cloche_crds::ImageRef;
 pub use cloche_crds::sandbox::PullPolicy;
 pub use digest::{Digest, DigestError};
 pub use error::ImageError;
+pub(crate) use manifest::architecture;
 pub use registry::Registries;
 pub use store::{ImageStore, Limits, Progress, StoreConfig};
 
