@@ -11,24 +11,29 @@ use futures::StreamExt as _;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::api::{Api, AttachParams, AttachedProcess, Execute, Patch, PatchParams, TerminalSize};
+use kube::client::ConfigExt as _;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, CustomResourceExt as _};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::DEMO;
 use crate::support::agent::{FakeAgent, pattern};
 use crate::support::authority::Authority;
+use crate::support::reach::Reach;
 
 const SERVICE: &str = "cloche-gateway";
 const SYSTEM: &str = "cloche-system";
 
 /// A sandbox, as kube's client asks for its `exec`.
 #[derive(Clone, Debug, serde::Deserialize)]
-struct Reached;
+struct Reached {
+    metadata: kube::core::ObjectMeta,
+}
 
 impl Execute for Reached {}
 
@@ -53,13 +58,16 @@ impl kube::Resource for Reached {
     }
 
     fn meta(&self) -> &kube::core::ObjectMeta {
-        unimplemented!("there is no such object")
+        &self.metadata
     }
 
     fn meta_mut(&mut self) -> &mut kube::core::ObjectMeta {
-        unimplemented!("there is no such object")
+        &mut self.metadata
     }
 }
+
+/// One test at a time has the cluster.
+static TURN: Mutex<()> = Mutex::const_new(());
 
 /// A cluster with a gateway and an agent.
 struct Real {
@@ -68,6 +76,7 @@ struct Real {
     agent: FakeAgent,
     stop: CancellationToken,
     gateway: tokio::task::JoinHandle<Result<(), cloche_gateway::Error>>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Real {
@@ -81,6 +90,7 @@ impl Real {
             eprintln!("skipped: CLOCHE_TEST_KUBECONFIG and CLOCHE_TEST_ADDRESS name no cluster");
             return None;
         };
+        let turn = TURN.lock().await;
         // Another test may have set it already.
         rustls::crypto::ring::default_provider()
             .install_default()
@@ -120,6 +130,7 @@ impl Real {
             agent,
             stop,
             gateway,
+            _turn: turn,
         })
     }
 
@@ -168,7 +179,7 @@ async fn apply(client: &Client, path: &str, object: &Value) {
         .unwrap_or_else(|_| panic!("{path}"));
 }
 
-fn object(api: &str, kind: &str, name: &str, rest: Value) -> Value {
+fn object(api: &str, kind: &str, name: &str, rest: &Value) -> Value {
     let mut object = json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}});
     for (key, value) in rest.as_object().unwrap() {
         object[key] = value.clone();
@@ -184,22 +195,22 @@ async fn install(admin: &Client, authority: &Authority, address: &str, port: u16
         apply(admin, &format!("{definitions}/{name}"), &definition).await;
     }
     for namespace in [SYSTEM, "team"] {
-        let object = object("v1", "Namespace", namespace, json!({}));
+        let object = object("v1", "Namespace", namespace, &json!({}));
         apply(admin, &format!("/api/v1/namespaces/{namespace}"), &object).await;
     }
     rights(admin).await;
     let system = format!("/api/v1/namespaces/{SYSTEM}");
     let ca = json!({"data": {"ca.crt": authority.pem()}});
-    let ca = object("v1", "ConfigMap", "cloche-ca", ca);
+    let ca = object("v1", "ConfigMap", "cloche-ca", &ca);
     apply(admin, &format!("{system}/configmaps/cloche-ca"), &ca).await;
     let spec = json!({"spec": {"ports": [{"name": "https", "port": 443, "targetPort": port}]}});
-    let service = object("v1", "Service", SERVICE, spec);
+    let service = object("v1", "Service", SERVICE, &spec);
     apply(admin, &format!("{system}/services/{SERVICE}"), &service).await;
     let mut slice = object(
         "discovery.k8s.io/v1",
         "EndpointSlice",
         SERVICE,
-        json!({
+        &json!({
             "addressType": "IPv4", "ports": [{"name": "https", "port": port}],
             "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
         }),
@@ -212,7 +223,7 @@ async fn install(admin: &Client, authority: &Authority, address: &str, port: u16
         "group": "subresources.cloche.dev", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,
         "service": {"name": SERVICE, "namespace": SYSTEM},
     }});
-    let registration = object("apiregistration.k8s.io/v1", "APIService", name, spec);
+    let registration = object("apiregistration.k8s.io/v1", "APIService", name, &spec);
     let path = format!("/apis/apiregistration.k8s.io/v1/apiservices/{name}");
     apply(admin, &path, &registration).await;
 }
@@ -253,13 +264,13 @@ async fn rights(admin: &Client) {
             ),
         ),
     ] {
-        let object = object(&api, kind, name, rest);
+        let object = object(&api, kind, name, &rest);
         apply(admin, &format!("{root}/{plural}/{name}"), &object).await;
     }
     let role = json!({
         "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "extension-apiserver-authentication-reader"}, "subjects": [account],
     });
-    let role = object(&api, "RoleBinding", SERVICE, role);
+    let role = object(&api, "RoleBinding", SERVICE, &role);
     let path = format!("{root}/namespaces/kube-system/rolebindings/{SERVICE}");
     apply(admin, &path, &role).await;
 }
@@ -267,13 +278,13 @@ async fn rights(admin: &Client) {
 async fn put_sandbox(admin: &Client, endpoint: &str) {
     let root = "/apis/cloche.dev/v1alpha1";
     let spec = json!({"spec": {"image": "python"}});
-    let mut sandbox = object("cloche.dev/v1alpha1", "Sandbox", "demo", spec);
+    let mut sandbox = object("cloche.dev/v1alpha1", "Sandbox", "demo", &spec);
     let path = format!("{root}/namespaces/team/sandboxes/demo");
     apply(admin, &path, &sandbox).await;
     sandbox["status"] = json!({"phase": "Running", "nodeName": "one"});
     apply(admin, &format!("{path}/status"), &sandbox).await;
     let spec = json!({"spec": {"nodeUID": "x"}});
-    let mut node = object("cloche.dev/v1alpha1", "SandboxNode", "one", spec);
+    let mut node = object("cloche.dev/v1alpha1", "SandboxNode", "one", &spec);
     apply(admin, &format!("{root}/sandboxnodes/one"), &node).await;
     node["status"] = json!({"endpoint": endpoint});
     apply(admin, &format!("{root}/sandboxnodes/one/status"), &node).await;
@@ -392,9 +403,19 @@ async fn kubes_own_client_reaches_sandboxes() {
     assert_eq!(&shown, b"40x132\n");
     shell.abort();
 
+    real.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_and_namespaces_are_kept() {
+    let Some(real) = Real::set().await else {
+        return;
+    };
     // Who may only read may not run.
     let bob: Api<Reached> = Api::namespaced(client_as(&real.config, "bob"), "team");
-    let refused = bob.exec("demo", ["echo", "hi"], &output).await;
+    let refused = bob
+        .exec("demo", ["echo", "hi"], &AttachParams::default())
+        .await;
     assert!(
         matches!(refused, Err(kube::Error::Api(ref status)) if status.code == 403),
         "{:?}",
@@ -413,7 +434,7 @@ async fn kubes_own_client_reaches_sandboxes() {
 
     // No namespace waits for the gateway's discovery.
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(real.admin.clone());
-    let object = object("v1", "Namespace", "short", json!({}));
+    let object = object("v1", "Namespace", "short", &json!({}));
     apply(&real.admin, "/api/v1/namespaces/short", &object).await;
     namespaces
         .delete("short", &kube::api::DeleteParams::default())
@@ -469,28 +490,33 @@ async fn streams_outlive_the_apiservers_minute() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement: it says how long an exec takes, each with a connection of its own"]
 async fn an_exec_takes_milliseconds() {
     let Some(real) = Real::set().await else {
         return;
     };
-    let sandboxes: Api<Reached> = Api::namespaced(real.admin.clone(), "team");
-    let output = AttachParams::default();
+    let url = real.config.cluster_url.clone();
+    let apiserver = Reach {
+        address: url.authority().unwrap().as_str().parse().unwrap(),
+        name: url.host().unwrap().to_owned(),
+        tls: Arc::new(real.config.rustls_client_config().unwrap()),
+        headers: Vec::new(),
+    };
+    let path = format!("{DEMO}/exec?command=echo&command=hi");
     let mut times = Vec::new();
-    for _ in 0..60 {
+    for _ in 0..200 {
         let began = tokio::time::Instant::now();
-        let mut process = sandboxes
-            .exec("demo", ["echo", "hi"], &output)
-            .await
-            .unwrap();
-        let attached = began.elapsed();
-        let status = process.take_status().unwrap().await.unwrap();
-        assert_eq!(status.status.as_deref(), Some("Success"));
-        times.push((began.elapsed(), attached));
+        let socket = apiserver.socket(&path, "v5.channel.k8s.io").await;
+        let socket = socket.ok().unwrap();
+        let upgraded = began.elapsed();
+        let heard = socket.rest().await;
+        assert_eq!(heard.stdout, b"hi\n");
+        times.push((began.elapsed(), upgraded));
     }
     times.sort();
     eprintln!(
-        "exec of echo: median (end, upgrade) {:?}, p95 {:?}",
-        times[30], times[57]
+        "exec of echo (to its end, to the upgrade): best {:?}, median {:?}, p95 {:?}",
+        times[0], times[100], times[190]
     );
     real.end().await;
 }

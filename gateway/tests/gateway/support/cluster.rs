@@ -63,7 +63,7 @@ impl Cluster {
             .route("/api/v1/namespaces/{namespace}/configmaps/{name}", get(ca))
             .route(
                 "/apis/apiregistration.k8s.io/v1/apiservices",
-                get(|query| async { list(query, Vec::new()) }),
+                get(|query| async { list(query, &[]) }),
             )
             .route(
                 "/apis/certificates.k8s.io/v1/certificatesigningrequests",
@@ -158,7 +158,7 @@ async fn maps(
         "kube-system" => vec![map("extension-apiserver-authentication", &data)],
         _ => Vec::new(),
     };
-    list(query, items)
+    list(query, &items)
 }
 
 async fn sign(State(cluster): State<Cluster>, Json(mut request): Json<Value>) -> Response {
@@ -174,14 +174,14 @@ async fn sign(State(cluster): State<Cluster>, Json(mut request): Json<Value>) ->
 
 async fn signed(State(cluster): State<Cluster>, query: RawQuery) -> Response {
     let signed = cluster.0.lock().unwrap().signed.clone();
-    list(query, signed.into_iter().collect())
+    list(query, signed.as_slice())
 }
 
 fn map(name: &str, data: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "resourceVersion": "1"}, "data": data})
 }
 
-fn list(RawQuery(query): RawQuery, items: Vec<Value>) -> Response {
+fn list(RawQuery(query): RawQuery, items: &[Value]) -> Response {
     if query.unwrap_or_default().contains("watch=true") {
         // Nothing ever changes.
         let silence = futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
