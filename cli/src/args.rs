@@ -9,9 +9,16 @@ use jiff::SignedDuration;
 
 /// Runs commands in sandboxes and shows how they are.
 #[derive(Debug, Parser)]
-#[command(name = "kubectl sandbox", bin_name = "kubectl sandbox", version)]
+#[command(
+    name = "kubectl sandbox",
+    bin_name = "kubectl sandbox",
+    version,
+    after_help = "\
+The cluster is that of the kubeconfig, as for kubectl; in a pod without one, the pod's own. With --standalone it is one
+agent, without Kubernetes."
+)]
 pub(crate) struct Cli {
-    /// Socket of a node's agent (`cloche-agent standalone --socket`)
+    /// Socket of an agent that runs without Kubernetes (`cloche-agent standalone --socket`)
     #[arg(
         long,
         value_name = "SOCKET",
@@ -20,19 +27,65 @@ pub(crate) struct Cli {
         hide_env_values = true
     )]
     pub(crate) standalone: Option<PathBuf>,
-    /// Namespace of the sandbox; an agent alone knows "default"
+    /// Namespace of the sandbox; absent: that of the context, or "default"
     #[arg(short, long, global = true)]
     pub(crate) namespace: Option<String>,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Which cluster, as whom: as kubectl has it.
+#[derive(Debug, Args, Clone, Default)]
+pub(crate) struct ClusterFlags {
+    /// The kubeconfig to use instead of those of KUBECONFIG or ~/.kube/config
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig to use
+    #[arg(long, value_name = "NAME", global = true)]
+    pub(crate) context: Option<String>,
+    /// Cluster of the kubeconfig to use
+    #[arg(long, value_name = "NAME", global = true)]
+    pub(crate) cluster: Option<String>,
+    // Not global: exec has another one.
+    /// User of the kubeconfig to use; only before the command's name, after it it is exec's own
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// User to impersonate
+    #[arg(long = "as", value_name = "NAME", global = true)]
+    pub(crate) as_user: Option<String>,
+    /// Group to impersonate, with --as; may be given again
+    #[arg(long = "as-group", value_name = "NAME", global = true)]
+    pub(crate) as_groups: Vec<String>,
+}
+
+impl ClusterFlags {
+    /// The first flag that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        [
+            ("--kubeconfig", self.kubeconfig.is_some()),
+            ("--context", self.context.is_some()),
+            ("--cluster", self.cluster.is_some()),
+            ("--user", self.user.is_some()),
+            ("--as", self.as_user.is_some()),
+            ("--as-group", !self.as_groups.is_empty()),
+        ]
+        .into_iter()
+        .find_map(|(flag, given)| given.then_some(flag))
+    }
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a command in a sandbox, or attach to one that runs
     Exec(Exec),
+    /// Attach to a command that runs, such as a sandbox's own
+    Attach(Attach),
     /// Make a sandbox and run a command in it
     Run(Run),
+    /// Make sandboxes
+    Create(Create),
     /// List sandboxes
     Ls(Ls),
     /// Show all about a sandbox
@@ -49,8 +102,13 @@ impl Command {
     /// Whether its exit code is that of a command inside a sandbox.
     pub(crate) fn runs_a_command(&self) -> bool {
         match self {
-            Self::Exec(_) | Self::Run(_) => true,
-            Self::Ls(_) | Self::Describe(_) | Self::Wait(_) | Self::Log(_) | Self::Rm(_) => false,
+            Self::Exec(_) | Self::Attach(_) | Self::Run(_) => true,
+            Self::Create(_)
+            | Self::Ls(_)
+            | Self::Describe(_)
+            | Self::Wait(_)
+            | Self::Log(_)
+            | Self::Rm(_) => false,
         }
     }
 }
@@ -71,7 +129,9 @@ pub(crate) struct Interaction {
 Exits with the command's code; 124 where --timeout ended it; 125 where it could not be run or how it
 ended is not known.
 ^C is passed on to the command; the third one within 5 seconds leaves it.
-The agent may be restarted meanwhile: the command is attached to again, for up to 60 s.
+The agent, and in a cluster the gateway, may be restarted meanwhile: the command is attached to again, for up to 60 s.
+In a cluster it takes the right to get and create sandboxes/exec in the group subresources.cloche.dev; to come back after
+a break, sandboxes/attach.
 Without --command-id the command is killed 2 minutes after this program has gone; with it, it goes on, and the same
 --command-id attaches to it and prints its output from the beginning.")]
 pub(crate) struct Exec {
@@ -127,15 +187,21 @@ pub(crate) struct Exec {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The command is the sandbox's main one: the sandbox ends with it. With -i or -t it is run by exec in a sandbox that
-stays (a shell where none is given). Without a command the sandbox idles and serves exec.
-Exits with the command's code; 125 where it could not be run.")]
-pub(crate) struct Run {
-    /// Name of the sandbox; made up and printed where absent
-    pub(crate) name: Option<String>,
-    /// Image to run
-    #[arg(long, value_name = "REF")]
-    pub(crate) image: String,
+Prints the command's output from the beginning, as far as it is kept, and goes on. Exits as exec does.
+The command outlives this program: ^C is passed on to it; the third one within 5 seconds leaves it.")]
+pub(crate) struct Attach {
+    /// Name of the sandbox
+    pub(crate) name: String,
+    /// The command; absent: the sandbox's own
+    #[arg(long, value_name = "ID")]
+    pub(crate) command_id: Option<String>,
+    #[command(flatten)]
+    pub(crate) interaction: Interaction,
+}
+
+/// What a sandbox is made of, beside its image and command.
+#[derive(Debug, Args, Clone, Default)]
+pub(crate) struct Shape {
     /// CPU limit, such as 500m or 2
     #[arg(long, value_name = "QUANTITY")]
     pub(crate) cpu: Option<String>,
@@ -148,6 +214,82 @@ pub(crate) struct Run {
     /// End the sandbox so long after its start, in whole seconds, such as 10m
     #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub(crate) ttl: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The command is the sandbox's main one: the sandbox ends with it. Without one it idles and serves exec.")]
+pub(crate) struct Create {
+    /// Name of the sandbox
+    #[arg(required_unless_present = "file", conflicts_with = "file")]
+    pub(crate) name: Option<String>,
+    /// Manifests in YAML or JSON, any number in each; -: standard input
+    #[arg(
+        short = 'f',
+        long = "filename",
+        id = "file",
+        value_name = "FILE",
+        conflicts_with_all = ["image", "cpu", "memory", "env", "ttl", "argv"]
+    )]
+    pub(crate) files: Vec<PathBuf>,
+    /// Image to run
+    #[arg(long, value_name = "REF", required_unless_present = "file")]
+    pub(crate) image: Option<String>,
+    #[command(flatten)]
+    pub(crate) shape: Shape,
+    /// Make nothing: print what would be asked for, or have the cluster check it
+    #[arg(long, value_name = "WHERE", require_equals = true)]
+    pub(crate) dry_run: Option<DryRun>,
+    /// How to print what was made
+    #[arg(short, long)]
+    pub(crate) output: Option<Printed>,
+    /// Program and arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) argv: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DryRun {
+    /// Asks nobody
+    Client,
+    /// Has the cluster do all but store it
+    Server,
+}
+
+/// How an object is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Printed {
+    /// Objects in JSON
+    Json,
+    /// Objects in YAML
+    Yaml,
+    /// Only names
+    Name,
+}
+
+impl From<Printed> for Output {
+    fn from(printed: Printed) -> Self {
+        match printed {
+            Printed::Json => Self::Json,
+            Printed::Yaml => Self::Yaml,
+            Printed::Name => Self::Name,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The command is the sandbox's main one: the sandbox ends with it. With -i or -t it is run by exec in a sandbox that
+stays (a shell where none is given). Without a command the sandbox idles and serves exec.
+Exits with the command's code; 125 where it could not be run.")]
+pub(crate) struct Run {
+    /// Name of the sandbox; made up and printed where absent
+    pub(crate) name: Option<String>,
+    /// Image to run
+    #[arg(long, value_name = "REF")]
+    pub(crate) image: String,
+    #[command(flatten)]
+    pub(crate) shape: Shape,
     /// Delete the sandbox at the end, also after ^C
     #[arg(long)]
     pub(crate) rm: bool,
@@ -173,7 +315,17 @@ pub(crate) enum Output {
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
     /// Only these sandboxes
+    #[arg(conflicts_with_all = ["all_namespaces", "selector", "watch"])]
     pub(crate) names: Vec<String>,
+    /// Those of all namespaces
+    #[arg(short = 'A', long)]
+    pub(crate) all_namespaces: bool,
+    /// Only those with such labels, such as team=a,stage!=test
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub(crate) selector: Option<String>,
+    /// Go on and print each again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
     /// How to print
     #[arg(short, long)]
     pub(crate) output: Option<Output>,
@@ -189,7 +341,7 @@ pub(crate) struct Describe {
 pub(crate) struct Wait {
     /// Name of the sandbox
     pub(crate) name: String,
-    /// condition=TYPE[=STATUS], phase=PHASE, finished or delete
+    /// condition=TYPE[=STATUS], phase=PHASE, ready, finished or delete
     #[arg(long = "for", value_name = "STATE")]
     pub(crate) state: String,
     /// How long to wait; 0 looks once
@@ -215,11 +367,23 @@ pub(crate) struct Log {
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
     /// Names of the sandboxes
-    #[arg(required = true)]
+    #[arg(required_unless_present_any = ["all", "selector"], conflicts_with_all = ["all", "selector"])]
     pub(crate) names: Vec<String>,
-    /// Return only when nothing of them is left on the node
+    /// All of the namespace
     #[arg(long)]
-    pub(crate) wait: bool,
+    pub(crate) all: bool,
+    /// All with such labels, such as team=a,stage!=test
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub(crate) selector: Option<String>,
+    /// Return only when nothing of them is left on the node; absent: in a cluster
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub(crate) wait: Option<bool>,
 }
 
 /// `30s`, `1m30s`, `500ms`, `0s`; a unit is required but for `0`.
@@ -282,6 +446,7 @@ mod tests {
             "s run demo",
             "s rm",
             "s log demo --tail-bytes 0",
+            "s attach",
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
@@ -293,5 +458,75 @@ mod tests {
             panic!("exec expected");
         };
         assert_eq!(exec.shell.as_deref(), Some(""));
+    }
+
+    #[test]
+    fn flags_are_as_kubectl_has_them() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' '));
+        for right in [
+            "s ls -A",
+            "s ls --all-namespaces -o wide -l a=b,c!=d",
+            "s ls -w",
+            "s -n team ls",
+            "s ls -n team --context x --cluster y --kubeconfig /z",
+            "s --user joe ls",
+            "s --as joe --as-group a --as-group b ls",
+            "s ls --as joe",
+            "s create demo --image i --cpu 1 --memory 1Gi --env A=b --ttl 1m -- sh -c x",
+            "s create demo --image i --dry-run=client -o yaml",
+            "s create demo --image i --dry-run=server -o name",
+            "s create -f a.yaml -f -",
+            "s create --filename a.yaml",
+            "s rm demo --wait=false",
+            "s rm demo --wait",
+            "s rm --all",
+            "s rm -l a=b",
+            "s wait demo --for=Ready --timeout 1m",
+            "s attach demo -it --command-id one",
+        ] {
+            assert!(parse(right).is_ok(), "{right}: {:?}", parse(right).err());
+        }
+        for (wrong, told) in [
+            ("s ls demo -A", "cannot be used with"),
+            ("s ls demo -l a=b", "cannot be used with"),
+            ("s ls demo -w", "cannot be used with"),
+            ("s ls -o xml", "possible values"),
+            ("s create", "--image"),
+            ("s create demo", "--image"),
+            ("s create --image i", "NAME"),
+            ("s create demo -f a.yaml", "cannot be used with"),
+            ("s create -f a.yaml --image i", "cannot be used with"),
+            ("s create -f a.yaml --cpu 1", "cannot be used with"),
+            ("s create demo --image i --dry-run", "--dry-run"),
+            ("s create demo --image i --dry-run=maybe", "possible values"),
+            ("s create demo --image i -o wide", "possible values"),
+            ("s rm demo --all", "cannot be used with"),
+            ("s rm demo -l a=b", "cannot be used with"),
+            ("s rm demo --wait=maybe", "possible values"),
+            ("s rm", "NAMES"),
+        ] {
+            let problem = parse(wrong).map(|_| ()).unwrap_err().to_string();
+            assert!(problem.contains(told), "{wrong}: {problem}");
+        }
+        // What stands after the command's name is exec's own.
+        let Ok(Cli {
+            cluster,
+            command: Command::Exec(exec),
+            ..
+        }) = parse("s --user joe exec demo --user 1000 -- id")
+        else {
+            panic!("exec expected");
+        };
+        assert_eq!(
+            (cluster.user.as_deref(), &*exec.user),
+            (Some("joe"), "1000")
+        );
+        let wait = |line: &str| match parse(line).unwrap().command {
+            Command::Rm(rm) => rm.wait,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(wait("s rm demo"), None);
+        assert_eq!(wait("s rm demo --wait"), Some(true));
+        assert_eq!(wait("s rm demo --wait=false"), Some(false));
     }
 }

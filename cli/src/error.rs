@@ -4,15 +4,57 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::backend::Refusal;
+use crate::object::text::plain;
 
 /// Why a command of this program was not done.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// No `--standalone`.
+    /// No kubeconfig, no pod, no `--standalone`.
     #[error(
-        "no agent given: pass --standalone SOCKET or set CLOCHE_STANDALONE to the socket of `cloche-agent standalone`"
+        "no cluster and no agent given: there is no kubeconfig (--kubeconfig, KUBECONFIG, ~/.kube/config); for an agent alone pass --standalone SOCKET or set CLOCHE_STANDALONE"
     )]
-    NoAgent,
+    NoCluster,
+    /// A part of a kubeconfig was named where there is none.
+    #[error(
+        "--context, --cluster and --user choose from a kubeconfig, and there is none: pass --kubeconfig or set KUBECONFIG"
+    )]
+    NoKubeconfig,
+    /// The kubeconfig does not say which cluster.
+    #[error(
+        "the kubeconfig has no current context: pass --context (`kubectl config get-contexts` lists them)"
+    )]
+    NoContext,
+    /// The kubeconfig cannot be used.
+    #[error("cannot use the kubeconfig: {0}")]
+    Kubeconfig(String),
+    /// The cluster is behind a proxy.
+    #[error(
+        "cannot use the proxy {0} (proxy-url of the kubeconfig, or HTTPS_PROXY): proxies are not supported"
+    )]
+    Proxy(String),
+    /// There are no credentials to use.
+    #[error("cannot log in to the cluster at {server}: {message}")]
+    Credentials {
+        /// Its address.
+        server: String,
+        /// Why.
+        message: String,
+    },
+    /// The cluster could not be connected to.
+    #[error(
+        "cannot reach the cluster at {server}: {message}; is it up, and is this the right --context?"
+    )]
+    Unreached {
+        /// Its address.
+        server: String,
+        /// Why.
+        message: String,
+    },
+    /// The apiserver knows of a gateway and cannot reach it.
+    #[error(
+        "no gateway of Cloche answers the apiserver ({0}): see `kubectl get apiservice v1alpha1.subresources.cloche.dev`"
+    )]
+    Gateway(String),
     /// The socket could not be connected to.
     #[error("cannot reach the agent at {}: {source}; {hint}", socket.display())]
     Connect {
@@ -31,16 +73,16 @@ pub(crate) enum Error {
         /// Why.
         message: String,
     },
-    /// The agent said no.
+    /// The other side said no.
     #[error("cannot {operation}: {refusal}")]
     Refused {
         /// What was asked for: verb and object.
         operation: String,
-        /// What the agent said.
+        /// What the other side said.
         refusal: Refusal,
     },
-    /// The agent went away and did not come back.
-    #[error("cannot {operation}: the agent did not answer for {seconds} s ({last}); {left}")]
+    /// The other side went away and did not come back.
+    #[error("cannot {operation}: no answer for {seconds} s ({last}); {left}")]
     Lost {
         /// What was being done: verb and object.
         operation: String,
@@ -51,12 +93,20 @@ pub(crate) enum Error {
         /// What became of the command, and how to get back to it.
         left: String,
     },
-    /// The agent broke the protocol; bytes would be missing or doubled.
-    #[error("cannot {operation}: the agent answered wrongly: {message}")]
+    /// The other side broke the protocol; bytes would be missing or doubled.
+    #[error("cannot {operation}: a wrong answer: {message}")]
     Wrong {
         /// What was being done: verb and object.
         operation: String,
         /// What is wrong.
+        message: String,
+    },
+    /// A file holds no sandboxes.
+    #[error("cannot read manifests from {}: {message}", path.display())]
+    Manifest {
+        /// The file; `-` is standard input.
+        path: PathBuf,
+        /// Why.
         message: String,
     },
     /// Arguments that fit their syntax and make no sense.
@@ -100,8 +150,10 @@ pub(crate) enum Error {
     #[error("cannot start: {0}")]
     Runtime(#[source] io::Error),
     /// Some of several sandboxes failed; each was told.
-    #[error("{failed} of {all} sandboxes could not be deleted")]
+    #[error("{failed} of {all} sandboxes could not be {what}")]
     Some {
+        /// What was tried.
+        what: &'static str,
         /// How many.
         failed: usize,
         /// Of how many.
@@ -123,10 +175,26 @@ impl Error {
         }
     }
 
-    /// Whether the agent said that there is no such thing.
+    /// Whether the answer was that there is no such thing.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { refusal, .. } if refusal.is_not_found())
     }
+}
+
+/// An error and what is behind it on one line, harmless to a terminal. What repeats what stands before is left out, as some errors
+/// already hold their sources' words.
+pub(crate) fn chain(problem: &dyn std::error::Error) -> String {
+    let mut line = plain(&problem.to_string());
+    let mut next = problem.source();
+    while let Some(source) = next {
+        let words = plain(&source.to_string());
+        if !line.contains(&words) {
+            line.push_str(": ");
+            line.push_str(&words);
+        }
+        next = source.source();
+    }
+    line
 }
 
 /// Prints one line on standard error.

@@ -1,8 +1,8 @@
 //! `kubectl sandbox`: run commands in sandboxes and see how they are.
 //!
 //! ```text
-//!   args ──► request (pure) ──► command::{exec, run, ls, describe, wait, log, rm} ──► backend ──► agent's socket
-//!                                       │                      │
+//!   args ──► request (pure) ──► command::{exec, attach, run, create, ls, describe, wait, log, rm} ──► backend ─┬─► agent's socket
+//!                                       │                      │                                               └─► apiserver, gateway
 //!                                       │                      └──► object (pure): table, text, conditions
 //!                                       └──► session: state (pure) ◄──► drive ◄──► terminal: raw mode, stdin, stdout, signals
 //! ```
@@ -10,13 +10,14 @@
 //! | part | owns | takes in | gives out |
 //! |---|---|---|---|
 //! | `cloche_proto::session` | offsets of both outputs, stdin that the agent has not yet taken | replies, stdin | requests, bytes to write |
-//! | `session::drive` | the stream to the agent, connected anew when it breaks | the state's requests | the command's end |
+//! | `session::drive` | the session's connection, opened anew when it breaks | the state's requests | the command's end |
+//! | `backend` | where sandboxes are: an agent's socket, or a cluster's apiserver and the gateway behind it | what commands ask for | objects, changes, connections; failures in four kinds |
 //! | `terminal` | the terminal's mode, one thread each that reads stdin and writes output | bytes | bytes, signals, sizes |
 //!
-//! **Restart contract.** A restart of the agent is a pause: sessions are attached to again by their command id, output goes
+//! **Restart contract.** A restart of the agent, of the gateway or of an apiserver is a pause: sessions are attached to again by their command id, output goes
 //! on at the byte after the last one received, stdin at the byte after the last one taken. A command is never run twice.
 //!
-//! **Exit codes.** `exec` and `run`: the command's own; 124 where its `--timeout` ended it; 125 where it could not be run
+//! **Exit codes.** `exec`, `attach` and `run`: the command's own; 124 where its `--timeout` ended it; 125 where it could not be run
 //! or its end is not known, and for wrong usage of any command; 130 and the like (128 + signal) where the user left before
 //! the command's end; 141 where nobody reads standard output any more. All others: 0 done, 1 not done.
 

@@ -10,7 +10,7 @@ use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::{EnvVar, Lifecycle, ResourceList, Resources};
 use cloche_proto::agent::v1alpha1::{Command, Open, TerminalSize};
 
-use crate::args::{Exec, Run};
+use crate::args::{Exec, Run, Shape};
 use crate::error::Error;
 
 /// How long a command that nobody named outlives its client: twice the time for which a client tries to come back.
@@ -80,9 +80,20 @@ fn milliseconds(duration: Duration) -> u64 {
         .max(1)
 }
 
-/// The object that `run` applies. With a terminal or stdin the command is run by exec: the object has none.
-pub(crate) fn sandbox(run: &Run, name: &str) -> Result<Sandbox, Error> {
-    let env: Vec<EnvVar> = run
+/// The object that `run` makes. With a terminal or stdin the command is run by exec: the object has none.
+pub(crate) fn run(run: &Run, name: &str) -> Result<Sandbox, Error> {
+    let argv = if by_exec(run) { &[][..] } else { &run.argv };
+    sandbox(name, &run.image, &run.shape, argv)
+}
+
+/// A sandbox of these parts; without `argv` it idles.
+pub(crate) fn sandbox(
+    name: &str,
+    image: &str,
+    shape: &Shape,
+    argv: &[String],
+) -> Result<Sandbox, Error> {
+    let env: Vec<EnvVar> = shape
         .env
         .iter()
         .map(|text| match text.split_once('=') {
@@ -93,7 +104,7 @@ pub(crate) fn sandbox(run: &Run, name: &str) -> Result<Sandbox, Error> {
             Some(_) | None => Err(Error::Usage(format!("--env {text}: write NAME=VALUE"))),
         })
         .collect::<Result<_, _>>()?;
-    let ttl = run
+    let ttl = shape
         .ttl
         .map(|ttl| {
             i64::try_from(ttl.as_secs())
@@ -102,14 +113,13 @@ pub(crate) fn sandbox(run: &Run, name: &str) -> Result<Sandbox, Error> {
                 .ok_or_else(|| Error::Usage("--ttl: write whole seconds, such as 90s".to_owned()))
         })
         .transpose()?;
-    let limits = (run.cpu.is_some() || run.memory.is_some()).then(|| ResourceList {
-        cpu: run.cpu.clone().map(Quantity),
-        memory: run.memory.clone().map(Quantity),
+    let limits = (shape.cpu.is_some() || shape.memory.is_some()).then(|| ResourceList {
+        cpu: shape.cpu.clone().map(Quantity),
+        memory: shape.memory.clone().map(Quantity),
     });
-    let main = !run.argv.is_empty() && !by_exec(run);
     let spec = SandboxSpec {
-        image: run.image.clone(),
-        command: main.then(|| run.argv.clone()),
+        image: image.to_owned(),
+        command: (!argv.is_empty()).then(|| argv.to_vec()),
         env: (!env.is_empty()).then_some(env),
         resources: limits.map(|limits| Resources {
             limits: Some(limits),
@@ -177,7 +187,7 @@ mod tests {
         let Subcommand::Run(args) = parsed(line) else {
             panic!("run expected");
         };
-        sandbox(&args, "demo").map(|sandbox| serde_json::to_value(sandbox).unwrap())
+        run(&args, "demo").map(|sandbox| serde_json::to_value(sandbox).unwrap())
     }
 
     #[test]

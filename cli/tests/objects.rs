@@ -249,8 +249,8 @@ fn a_wait_outlives_the_agent() {
     fake.restart();
     let done = Done::of(child.wait_with_output().unwrap());
     assert_eq!(
-        (done.code, done.text()),
-        (0, "sandbox.cloche.dev/demo condition met\n")
+        (done.code, done.text(), done.stderr.as_str()),
+        (0, "sandbox.cloche.dev/demo condition met\n", "")
     );
 }
 

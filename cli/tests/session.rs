@@ -354,7 +354,7 @@ fn refusals_are_one_line_and_125() {
     assert_eq!(done.code, 125);
     assert!(
         done.stderr
-            .starts_with("error: no agent given: pass --standalone"),
+            .starts_with("error: no cluster and no agent given: "),
         "{}",
         done.stderr
     );

@@ -64,6 +64,17 @@ impl Refusal {
         }
     }
 
+    /// Several things are wrong, each of which gets a line.
+    pub(crate) fn fields(message: &str, fields: &[String]) -> Self {
+        let lines = fields.iter().map(|field| format!("\n  {}", plain(field)));
+        Self {
+            not_found: false,
+            message: std::iter::once(format!("{}:", plain(message)))
+                .chain(lines)
+                .collect(),
+        }
+    }
+
     /// Whether there is no such thing.
     pub(crate) fn is_not_found(&self) -> bool {
         self.not_found

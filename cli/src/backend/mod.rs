@@ -3,6 +3,7 @@
 //! Commands know no more than this file: an agent's socket and a cluster differ in how they are reached and in what breaks, not in
 //! what a sandbox or a session is.
 
+mod cluster;
 mod failure;
 mod outage;
 mod standalone;
@@ -11,6 +12,7 @@ use cloche_proto::agent::v1alpha1::{LogRequest, SessionRequest, SessionResponse}
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
+pub(crate) use cluster::Cluster;
 pub(crate) use failure::{Failure, Refusal};
 pub(crate) use outage::Outage;
 pub(crate) use standalone::Standalone;
@@ -26,8 +28,10 @@ const REQUESTS: usize = 4;
 pub(crate) enum Selection {
     /// The one of this name.
     One(String),
-    /// All that there are.
-    All,
+    /// All of the namespace, perhaps only those of some labels.
+    All(Option<String>),
+    /// All of all namespaces, perhaps only those of some labels.
+    Everywhere(Option<String>),
 }
 
 /// One step of what happens to sandboxes.
@@ -46,9 +50,27 @@ pub(crate) enum Change {
 pub(crate) enum Backend {
     /// With an agent that runs without Kubernetes.
     Standalone(Standalone),
+    /// In a cluster.
+    Cluster(Cluster),
 }
 
 impl Backend {
+    /// The same in another namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Result<Self, Error> {
+        Ok(match self {
+            Self::Standalone(agent) => Self::Standalone(agent.in_namespace(namespace)),
+            Self::Cluster(cluster) => Self::Cluster(cluster.in_namespace(namespace)?),
+        })
+    }
+
+    /// Whether a deletion is waited for where the user does not say: kubectl's users expect it of a cluster.
+    pub(crate) fn waits_for_deletions(&self) -> bool {
+        match self {
+            Self::Standalone(_) => false,
+            Self::Cluster(_) => true,
+        }
+    }
+
     /// One sandbox as it is now.
     pub(crate) async fn get(&self, name: &str) -> Result<Object, Error> {
         let operation = format!("get sandbox {name}");
@@ -61,9 +83,9 @@ impl Backend {
             .map_err(|failure| failure.error(operation))
     }
 
-    /// All sandboxes as they are now.
-    pub(crate) async fn list(&self) -> Result<Vec<Object>, Error> {
-        self.select(&Selection::All)
+    /// Sandboxes as they are now.
+    pub(crate) async fn list(&self, selection: &Selection) -> Result<Vec<Object>, Error> {
+        self.select(selection)
             .await
             .map_err(|failure| failure.error("list sandboxes"))
     }
@@ -71,21 +93,46 @@ impl Backend {
     async fn select(&self, selection: &Selection) -> Result<Vec<Object>, Failure> {
         match self {
             Self::Standalone(agent) => agent.list(selection).await,
+            Self::Cluster(cluster) => cluster.list(selection).await,
         }
     }
 
-    /// Makes a sandbox of a manifest in JSON.
-    pub(crate) async fn create(&self, name: &str, manifest: Vec<u8>) -> Result<(), Error> {
+    /// Makes a sandbox of a manifest; as it is stored, where that is told.
+    pub(crate) async fn create(&self, manifest: &Object) -> Result<Option<Object>, Error> {
+        let bytes = manifest.json().to_string().into_bytes();
         match self {
-            Self::Standalone(agent) => agent.create(manifest).await,
+            Self::Standalone(agent) => agent.create(bytes).await.map(|()| None),
+            Self::Cluster(cluster) => cluster.create(bytes, false).await.map(Some),
         }
-        .map_err(|failure| failure.error(format!("make sandbox {name}")))
+        .map_err(|failure| failure.error(format!("make sandbox {}", manifest.name())))
+    }
+
+    /// All that [`Self::create`] does but storing it; as it would be stored.
+    pub(crate) async fn check(&self, manifest: &Object) -> Result<Object, Error> {
+        let bytes = manifest.json().to_string().into_bytes();
+        match self {
+            Self::Standalone(_) => Err(Failure::Refused(Refusal::other(
+                "an agent alone has no --dry-run=server",
+            ))),
+            Self::Cluster(cluster) => cluster.create(bytes, true).await,
+        }
+        .map_err(|failure| failure.error(format!("check sandbox {}", manifest.name())))
+    }
+
+    /// What was told of a sandbox as events. An agent alone has none.
+    pub(crate) async fn events(&self, object: &Object) -> Result<Vec<Object>, Error> {
+        match self {
+            Self::Standalone(_) => Ok(Vec::new()),
+            Self::Cluster(cluster) => cluster.events(object).await,
+        }
+        .map_err(|failure| failure.error(format!("list events of sandbox {}", object.name())))
     }
 
     /// Asks for a deletion, and returns before it is done.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
         match self {
             Self::Standalone(agent) => agent.delete(name).await,
+            Self::Cluster(cluster) => cluster.delete(name).await,
         }
         .map_err(|failure| failure.error(format!("delete sandbox {name}")))
     }
@@ -93,7 +140,8 @@ impl Backend {
     /// What happens to sandboxes from now on; nothing is connected yet.
     pub(crate) fn changes(&self, selection: &Selection) -> Changes {
         match self {
-            Self::Standalone(agent) => Changes::Standalone(agent.changes(selection)),
+            Self::Standalone(agent) => Changes::Standalone(Box::new(agent.changes(selection))),
+            Self::Cluster(cluster) => Changes::Cluster(Box::new(cluster.changes(selection))),
         }
     }
 
@@ -108,16 +156,21 @@ impl Backend {
                 let (requests, replies) = agent.session(name, first).await?;
                 Ok(Connection {
                     requests,
-                    replies: Replies::Standalone(replies),
+                    replies: Replies::Standalone(Box::new(replies)),
                 })
             }
+            Self::Cluster(cluster) => cluster.session(name, first).await,
         }
     }
 
     /// Opens the kept output of a command of sandbox `name`.
     pub(crate) async fn log(&self, name: &str, request: LogRequest) -> Result<Replies, Failure> {
         match self {
-            Self::Standalone(agent) => agent.log(name, request).await.map(Replies::Standalone),
+            Self::Standalone(agent) => {
+                let replies = agent.log(name, request).await?;
+                Ok(Replies::Standalone(Box::new(replies)))
+            }
+            Self::Cluster(cluster) => cluster.log(name, &request).await,
         }
     }
 }
@@ -126,7 +179,9 @@ impl Backend {
 #[derive(Debug)]
 pub(crate) enum Changes {
     /// Of an agent.
-    Standalone(standalone::Changes),
+    Standalone(Box<standalone::Changes>),
+    /// Of a cluster.
+    Cluster(Box<cluster::Changes>),
 }
 
 impl Changes {
@@ -134,6 +189,7 @@ impl Changes {
     pub(crate) async fn next(&mut self) -> Result<Change, Failure> {
         match self {
             Self::Standalone(changes) => changes.next().await,
+            Self::Cluster(changes) => changes.next().await,
         }
     }
 }
@@ -151,7 +207,9 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) enum Replies {
     /// Of an agent.
-    Standalone(Streaming<SessionResponse>),
+    Standalone(Box<Streaming<SessionResponse>>),
+    /// Of a cluster's gateway.
+    Cluster(cluster::Incoming),
 }
 
 impl Replies {
@@ -159,6 +217,7 @@ impl Replies {
     pub(crate) async fn next(&mut self) -> Result<Option<SessionResponse>, Failure> {
         match self {
             Self::Standalone(replies) => replies.message().await.map_err(standalone::failure),
+            Self::Cluster(incoming) => incoming.next().await,
         }
     }
 }

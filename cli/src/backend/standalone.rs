@@ -86,18 +86,30 @@ impl Standalone {
         }
     }
 
-    fn request(&self, selection: &Selection) -> ListRequest {
-        ListRequest {
-            key: match selection {
-                Selection::One(name) => Some(self.key(name)),
-                Selection::All => None,
-            },
+    /// The same in another namespace.
+    pub(super) fn in_namespace(&self, namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            ..self.clone()
         }
+    }
+
+    fn request(&self, selection: &Selection) -> Result<ListRequest, Failure> {
+        let key = match selection {
+            Selection::One(name) => Some(self.key(name)),
+            Selection::All(None) | Selection::Everywhere(None) => None,
+            Selection::All(Some(_)) | Selection::Everywhere(Some(_)) => {
+                return Err(Failure::Refused(Refusal::other(
+                    "an agent alone does not select by labels",
+                )));
+            }
+        };
+        Ok(ListRequest { key })
     }
 
     /// The sandboxes; a refusal where one was named and is not there.
     pub(super) async fn list(&self, selection: &Selection) -> Result<Vec<Object>, Failure> {
-        let request = self.request(selection);
+        let request = self.request(selection)?;
         let mut client = self.connect().await?;
         let response = client.list(request).await.map_err(failure)?.into_inner();
         response
@@ -163,8 +175,8 @@ impl Standalone {
     /// What happens to sandboxes; nothing is connected yet.
     pub(super) fn changes(&self, selection: &Selection) -> Changes {
         Changes {
-            request: self.request(selection),
             agent: self.clone(),
+            selection: selection.clone(),
             events: None,
             absent: false,
         }
@@ -175,7 +187,7 @@ impl Standalone {
 #[derive(Debug)]
 pub(crate) struct Changes {
     agent: Standalone,
-    request: ListRequest,
+    selection: Selection,
     events: Option<Streaming<WatchEvent>>,
     /// The last answer was that there is no such sandbox.
     absent: bool,
@@ -205,8 +217,9 @@ impl Changes {
                 if std::mem::take(&mut self.absent) {
                     tokio::time::sleep(ABSENT).await;
                 }
+                let request = self.agent.request(&self.selection)?;
                 let mut client = self.agent.connect().await?;
-                let events = client.watch(self.request.clone()).await.map_err(failure)?;
+                let events = client.watch(request).await.map_err(failure)?;
                 none.insert(events.into_inner())
             }
         };

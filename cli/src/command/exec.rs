@@ -1,7 +1,7 @@
 //! `exec`.
 
 use super::random_hex;
-use crate::args::Exec;
+use crate::args::{Exec, Interaction};
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::session::{self, Left, Local, State};
@@ -22,38 +22,69 @@ pub(super) async fn exec_with(
 ) -> Result<(u8, Events), Error> {
     let made_up = format!("exec-{}", random_hex::<8>()?);
     let open = request::exec(args, made_up, terminal::size())?;
-    let interaction = args.interaction;
-    // Before anything is sent: the first key belongs to the command. Held to the end of this function.
-    let raw = if interaction.tty && interaction.stdin {
-        RawMode::enter()?
-    } else {
-        None
-    };
-    let mut local = Local {
-        input: if interaction.stdin {
-            Input::start().map_err(Error::Runtime)?
+    let session = Session {
+        name: &args.name,
+        state: if args.command_id.is_some() {
+            State::new(open)
         } else {
-            Input::none()
+            State::made_up(open)
         },
-        sink: Sink::start().map_err(Error::Runtime)?,
-        events,
-        tty: interaction.tty,
+        interaction: args.interaction,
         kill_when_left: args.command_id.is_none(),
+        operation: format!("run a command in sandbox {}", plain(&args.name)),
     };
-    if interaction.tty && interaction.stdin && raw.is_none() {
-        local
-            .sink
-            .say("standard input is not a terminal: keys are passed on line by line");
+    session.drive(backend, events).await
+}
+
+/// A session to hold at the local terminal.
+pub(super) struct Session<'a> {
+    /// Of the sandbox.
+    pub(super) name: &'a str,
+    /// What to ask for.
+    pub(super) state: State,
+    /// How it meets the terminal.
+    pub(super) interaction: Interaction,
+    /// A command that the user leaves is killed.
+    pub(super) kill_when_left: bool,
+    /// What to call it in an error: verb and object.
+    pub(super) operation: String,
+}
+
+impl Session<'_> {
+    /// Holds it to its end; the exit code.
+    pub(super) async fn drive(
+        self,
+        backend: &Backend,
+        events: Events,
+    ) -> Result<(u8, Events), Error> {
+        let interaction = self.interaction;
+        // Before anything is sent: the first key belongs to the command. Held to the end of this function.
+        let raw = if interaction.tty && interaction.stdin {
+            RawMode::enter()?
+        } else {
+            None
+        };
+        let mut local = Local {
+            input: if interaction.stdin {
+                Input::start().map_err(Error::Runtime)?
+            } else {
+                Input::none()
+            },
+            sink: Sink::start().map_err(Error::Runtime)?,
+            events,
+            tty: interaction.tty,
+            kill_when_left: self.kill_when_left,
+        };
+        if interaction.tty && interaction.stdin && raw.is_none() {
+            local
+                .sink
+                .say("standard input is not a terminal: keys are passed on line by line");
+        }
+        let left =
+            session::drive(backend, self.name, self.state, &mut local, &self.operation).await;
+        drop(raw);
+        Ok((finish(self.name, &left?), local.events))
     }
-    let operation = format!("run a command in sandbox {}", plain(&args.name));
-    let state = if args.command_id.is_some() {
-        State::new(open)
-    } else {
-        State::made_up(open)
-    };
-    let left = session::drive(backend, &args.name, state, &mut local, &operation).await;
-    drop(raw);
-    Ok((finish(&args.name, &left?), local.events))
 }
 
 /// The exit code; says on standard error what it does not say.

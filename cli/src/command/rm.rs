@@ -3,19 +3,33 @@
 use super::watch::Watch;
 use super::{print, wait};
 use crate::args::Rm;
-use crate::backend::Backend;
+use crate::backend::{Backend, Selection};
 use crate::error::{self, Error};
 use crate::object::goal::Goal;
 use crate::object::{Object, full_name};
 
-/// Deletes sandboxes; one that fails does not keep the others. With `--wait` each line says how the sandbox ended.
+/// Deletes sandboxes; one that fails does not keep the others. Where it is waited for, each line says how the sandbox ended.
 pub(super) async fn rm(backend: &Backend, args: &Rm) -> Result<(), Error> {
+    let watched = args.wait.unwrap_or_else(|| backend.waits_for_deletions());
+    let by_name = !args.names.is_empty();
+    let names = if by_name {
+        args.names.clone()
+    } else {
+        let all = backend.list(&Selection::All(args.selector.clone())).await?;
+        if all.is_empty() {
+            use std::io::Write as _;
+            drop(writeln!(std::io::stderr(), "No sandboxes found."));
+        }
+        all.iter().map(Object::name).collect()
+    };
     let mut failed = 0;
     let mut deleted = Vec::new();
-    for name in &args.names {
-        match begin(backend, name, args.wait).await {
+    for name in &names {
+        match begin(backend, name, watched).await {
             Ok(watch) => deleted.push((name, watch)),
-            Err(problem) if args.names.len() == 1 => return Err(problem),
+            // Gone since it was listed: what was wanted.
+            Err(problem) if !by_name && problem.is_not_found() => {}
+            Err(problem) if names.len() == 1 => return Err(problem),
             Err(problem) => {
                 failed += 1;
                 error::print(&problem);
@@ -33,7 +47,8 @@ pub(super) async fn rm(backend: &Backend, args: &Rm) -> Result<(), Error> {
     if failed > 0 {
         return Err(Error::Some {
             failed,
-            all: args.names.len(),
+            all: names.len(),
+            what: "deleted",
         });
     }
     Ok(())

@@ -3,11 +3,11 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use cloche_crds::Sandbox;
 use cloche_proto::agent::v1alpha1::Open;
+use cloche_proto::frame::MAIN_SESSION;
 
 use super::watch::Watch;
-use super::{exec, print, random_hex, rm};
+use super::{exec, manifest, print, random_hex, rm};
 use crate::NOT_RUN;
 use crate::args::Run;
 use crate::backend::Backend;
@@ -16,9 +16,6 @@ use crate::object::{Object, full_name};
 use crate::request;
 use crate::session::{self, Left, Local, State};
 use crate::terminal::{Event, Events, Input, Sink, asks_to_go, is_hangup};
-
-/// The session of a sandbox's own command.
-const MAIN: &str = "main";
 
 /// How long `--rm` waits until nothing is left; the deletion goes on without.
 const REMOVAL: Duration = Duration::from_mins(1);
@@ -34,10 +31,10 @@ pub(super) async fn run(backend: &Backend, args: &Run) -> Result<u8, Error> {
         Some(name) => name.clone(),
         None => format!("run-{}", random_hex::<4>()?),
     };
-    let sandbox = request::sandbox(args, &name)?;
+    let object = manifest(&request::run(args, &name)?, &name)?;
     // Before the sandbox exists, so that no signal finds it without its --rm.
     let events = Events::start().map_err(Error::Runtime)?;
-    apply(backend, &name, &sandbox).await?;
+    backend.create(&object).await?;
     if args.name.is_none() {
         // On stderr: stdout is the command's.
         drop(writeln!(std::io::stderr(), "{} created", full_name(&name)));
@@ -96,14 +93,6 @@ fn ended(name: &str, object: &Object) -> Error {
     Error::Unreachable(format!("sandbox {name} ended: it is {}", object.summary()))
 }
 
-async fn apply(backend: &Backend, name: &str, sandbox: &Sandbox) -> Result<(), Error> {
-    let manifest = serde_json::to_vec(sandbox).map_err(|problem| Error::Wrong {
-        operation: format!("make sandbox {name}"),
-        message: problem.to_string(),
-    })?;
-    backend.create(name, manifest).await
-}
-
 enum Started {
     Running,
     Ended(Object),
@@ -147,7 +136,7 @@ async fn started(backend: &Backend, name: &str, events: &mut Events) -> Result<S
 /// Attaches to the sandbox's own command from its first byte on.
 async fn main(backend: &Backend, name: &str, events: Events) -> Result<u8, Error> {
     let open = Open {
-        command_id: MAIN.to_owned(),
+        command_id: MAIN_SESSION.to_owned(),
         ..Open::default()
     };
     let mut local = Local {

@@ -56,6 +56,46 @@ pub(crate) fn describe(object: &Object, now: Timestamp) -> String {
     lines.iter().flat_map(|line| [line, "\n"]).collect()
 }
 
+/// What was told of it as events, the oldest first; nothing where there are none.
+pub(crate) fn events(events: &[Object], now: Timestamp) -> String {
+    let when = |event: &Object| {
+        ["/series/lastObservedTime", "/lastTimestamp", "/eventTime"]
+            .into_iter()
+            .find_map(|pointer| event.time(pointer))
+    };
+    let mut events: Vec<&Object> = events.iter().collect();
+    events.sort_by_key(|event| when(event));
+    let header = ["Type", "Reason", "Age", "From", "Message"].map(str::to_owned);
+    let rows = events.iter().map(|event| {
+        let word = |pointer| event.word(pointer).unwrap_or_default();
+        let age = when(event).map_or_else(|| "<unknown>".to_owned(), |time| age(time, now));
+        let count = event.at("/count").and_then(Value::as_u64).unwrap_or(1);
+        let from = event
+            .word("/reportingComponent")
+            .filter(|from| !from.is_empty())
+            .unwrap_or_else(|| word("/source/component"));
+        vec![
+            word("/type"),
+            word("/reason"),
+            if count > 1 {
+                format!("{age} (x{count})")
+            } else {
+                age
+            },
+            from,
+            word("/message"),
+        ]
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(header.to_vec()).chain(rows).collect();
+    if rows.len() == 1 {
+        return String::new();
+    }
+    let lines = table(&rows);
+    std::iter::once("Events:\n".to_owned())
+        .chain(lines.lines().map(|line| format!("  {line}\n")))
+        .collect()
+}
+
 fn conditions(object: &Object, now: Timestamp) -> Vec<String> {
     if object.conditions().is_empty() {
         return Vec::new();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cloche_crds::Phase;
+use cloche_crds::{ConditionType, Phase};
 
 use super::{Object, field};
 
@@ -36,16 +36,23 @@ pub(crate) enum Progress {
 }
 
 impl Goal {
-    /// Reads `condition=TYPE[=STATUS]`, `phase=PHASE`, `finished` or `delete`.
+    /// Reads `condition=TYPE[=STATUS]`, `phase=PHASE`, `ready`, `finished` or `delete`, in upper or lower case.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "cannot wait for {text:?}: write condition=TYPE, condition=TYPE=STATUS, phase=PHASE, finished or delete"
+                "cannot wait for {text:?}: write condition=TYPE, condition=TYPE=STATUS, phase=PHASE, ready, finished or delete"
             )
         };
         match text.split_once('=') {
-            None if text == "finished" => Ok(Self::Finished),
-            None if text == "delete" => Ok(Self::Deleted),
+            None => match text.to_ascii_lowercase().as_str() {
+                "ready" => Ok(Self::Condition {
+                    kind: ConditionType::Ready.to_string(),
+                    status: "True".to_owned(),
+                }),
+                "finished" => Ok(Self::Finished),
+                "delete" | "deleted" => Ok(Self::Deleted),
+                _ => Err(wrong()),
+            },
             Some(("phase", phase)) => Phase::ALL
                 .iter()
                 .find(|known| known.as_str().eq_ignore_ascii_case(phase))
@@ -68,7 +75,7 @@ impl Goal {
                     status: status.to_owned(),
                 })
             }
-            None | Some(_) => Err(wrong()),
+            Some(_) => Err(wrong()),
         }
     }
 
@@ -129,6 +136,9 @@ mod tests {
             ("condition=Finished", Pending, Impossible, Impossible),
             ("phase=running", Reached, Impossible, Impossible),
             ("phase=Failed", Pending, Reached, Impossible),
+            ("ready", Reached, Impossible, Impossible),
+            ("Finished", Pending, Reached, Impossible),
+            ("deleted", Pending, Pending, Reached),
             ("finished", Pending, Reached, Impossible),
             ("delete", Pending, Pending, Reached),
         ] {
@@ -139,7 +149,7 @@ mod tests {
         }
         for wrong in [
             "",
-            "ready",
+            "readily",
             "phase=",
             "phase=Happy",
             "condition=",

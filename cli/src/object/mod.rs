@@ -7,6 +7,7 @@ pub(crate) mod describe;
 pub(crate) mod goal;
 pub(crate) mod list;
 pub(crate) mod text;
+pub(crate) mod written;
 
 use cloche_crds::Phase;
 use jiff::Timestamp;
@@ -21,10 +22,16 @@ pub(crate) struct Object(Value);
 impl Object {
     /// Reads one. The error is a sentence about what the agent sent.
     pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
-        match serde_json::from_slice(json) {
-            Ok(value @ Value::Object(_)) => Ok(Self(value)),
-            Ok(_) => Err("a sandbox that is not an object".to_owned()),
-            Err(problem) => Err(format!("a sandbox that is not JSON: {problem}")),
+        serde_json::from_slice(json)
+            .map_err(|problem| format!("a sandbox that is not JSON: {problem}"))
+            .and_then(Self::of)
+    }
+
+    /// Of what was read already.
+    pub(crate) fn of(value: Value) -> Result<Self, String> {
+        match value {
+            value @ Value::Object(_) => Ok(Self(value)),
+            _ => Err("a sandbox that is not an object".to_owned()),
         }
     }
 

@@ -58,8 +58,14 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
 
 /// Columns three blanks apart, as kubectl's; no blanks at a line's end.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let widths = widths(rows);
+    rows.iter().map(|row| line(row, &widths)).collect()
+}
+
+/// How wide each column is.
+pub(crate) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
+    (0..columns)
         .map(|column| {
             rows.iter()
                 .filter_map(|row| row.get(column))
@@ -67,19 +73,19 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
                 .max()
                 .unwrap_or(0)
         })
+        .collect()
+}
+
+/// One row of a table; a cell that is wider than its column moves those after it.
+pub(crate) fn line(row: &[String], widths: &[usize]) -> String {
+    let cells: Vec<String> = row
+        .iter()
+        .zip(widths)
+        .map(|(cell, width)| format!("{cell:width$}"))
         .collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        let line = cells.join("   ");
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
+    let mut line = cells.join("   ").trim_end().to_owned();
+    line.push('\n');
+    line
 }
 
 #[cfg(test)]

@@ -263,7 +263,11 @@ impl Drop for Fake {
 #[allow(clippy::disallowed_methods, reason = "the one place of these tests")]
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-sandbox"));
-    command.env_remove("CLOCHE_STANDALONE").stdin(Stdio::null());
+    // Of whoever runs the tests, nothing: neither their cluster nor their agent.
+    for variable in ["CLOCHE_STANDALONE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"] {
+        command.env_remove(variable);
+    }
+    command.env("HOME", "/nonexistent").stdin(Stdio::null());
     command
 }
 
