@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 /// A program without stdin that is killed when its handle is dropped.
 #[allow(clippy::disallowed_methods, reason = "the one place")]
-pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command
         .stdin(std::process::Stdio::null())

@@ -9,6 +9,7 @@
     reason = "a test that cannot go on must fail"
 )]
 
+mod cli;
 mod evolution;
 mod node;
 mod plane;
