@@ -1,5 +1,12 @@
 //! The whole gateway, between a made-up apiserver and a made-up agent, over real sockets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on must fail"
+)]
+
 mod access;
 mod real;
 mod remote;

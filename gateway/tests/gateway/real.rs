@@ -331,7 +331,7 @@ async fn until_available(admin: &Client) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), available)
+    tokio::time::timeout(Duration::from_mins(1), available)
         .await
         .expect("an API service that is available");
 }
@@ -349,16 +349,16 @@ async fn stdout(process: &mut AttachedProcess) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kubes_own_client_reaches_sandboxes() {
-    let Some(real) = Real::set().await else {
+    let Some(cluster) = Real::set().await else {
         return;
     };
     let output = AttachParams::default();
-    let mut echo = real.exec(&["echo", "hi"], &output).await;
+    let mut echo = cluster.exec(&["echo", "hi"], &output).await;
     let ended = echo.take_status().unwrap();
     assert_eq!(stdout(&mut echo).await, b"hi\n");
     assert_eq!(ended.await.unwrap().status.as_deref(), Some("Success"));
 
-    let mut fail = real.exec(&["fail", "7"], &output).await;
+    let mut fail = cluster.exec(&["fail", "7"], &output).await;
     let status = fail.take_status().unwrap().await.unwrap();
     assert_eq!(status.reason.as_deref(), Some("NonZeroExitCode"));
     let causes = status.details.unwrap().causes.unwrap();
@@ -366,15 +366,15 @@ async fn kubes_own_client_reaches_sandboxes() {
 
     // Stdin and its end, over restarts of the agent.
     let both = AttachParams::default().stdin(true).stderr(false);
-    let mut cat = real.exec(&["cat"], &both).await;
+    let mut cat = cluster.exec(&["cat"], &both).await;
     let ended = cat.take_status().unwrap();
     let mut stdin = cat.stdin().unwrap();
     let sent = pattern(400_000);
     let write = async {
         for piece in sent.chunks(50_000) {
             stdin.write_all(piece).await.unwrap();
-            real.agent.kill();
-            real.agent.come_back();
+            cluster.agent.kill();
+            cluster.agent.come_back();
         }
         stdin.shutdown().await.unwrap();
         drop(stdin);
@@ -383,7 +383,7 @@ async fn kubes_own_client_reaches_sandboxes() {
     assert!(read == sent, "{} bytes", read.len());
     assert_eq!(ended.await.unwrap().status.as_deref(), Some("Success"));
 
-    let mut shell = real
+    let mut shell = cluster
         .exec(&["sleep"], &AttachParams::interactive_tty())
         .await;
     let size = TerminalSize {
@@ -403,16 +403,16 @@ async fn kubes_own_client_reaches_sandboxes() {
     assert_eq!(&shown, b"40x132\n");
     shell.abort();
 
-    real.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_and_namespaces_are_kept() {
-    let Some(real) = Real::set().await else {
+    let Some(cluster) = Real::set().await else {
         return;
     };
     // Who may only read may not run.
-    let bob: Api<Reached> = Api::namespaced(client_as(&real.config, "bob"), "team");
+    let bob: Api<Reached> = Api::namespaced(client_as(&cluster.config, "bob"), "team");
     let refused = bob
         .exec("demo", ["echo", "hi"], &AttachParams::default())
         .await;
@@ -427,15 +427,15 @@ async fn rights_and_namespaces_are_kept() {
         .header("X-Remote-Group", "system:masters")
         .body(Vec::new())
         .unwrap();
-    let forged = client_as(&real.config, "bob")
+    let forged = client_as(&cluster.config, "bob")
         .request::<Value>(forged)
         .await;
     assert!(matches!(forged, Err(kube::Error::Api(status)) if status.code == 403));
 
     // No namespace waits for the gateway's discovery.
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(real.admin.clone());
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(cluster.admin.clone());
     let object = object("v1", "Namespace", "short", &json!({}));
-    apply(&real.admin, "/api/v1/namespaces/short", &object).await;
+    apply(&cluster.admin, "/api/v1/namespaces/short", &object).await;
     namespaces
         .delete("short", &kube::api::DeleteParams::default())
         .await
@@ -447,25 +447,25 @@ async fn rights_and_namespaces_are_kept() {
         .await
         .expect("a namespace that goes")
         .unwrap();
-    real.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_outlive_the_apiservers_minute() {
-    let Some(real) = Real::set().await else {
+    let Some(cluster) = Real::set().await else {
         return;
     };
     let both = AttachParams::default().stdin(true).stderr(false);
-    let mut cat = real.exec(&["cat"], &both).await;
+    let mut cat = cluster.exec(&["cat"], &both).await;
     let mut stdin = cat.stdin().unwrap();
     let mut stdout = cat.stdout().unwrap();
     stdin.write_all(&pattern(70_000)).await.unwrap();
     let mut early = vec![0; 60_000];
     stdout.read_exact(&mut early).await.unwrap();
-    let names = real.agent.node.names();
+    let names = cluster.agent.node.names();
     let path = format!("{DEMO}/log?follow=true&commandId={}", names[0]);
     let request = http::Request::get(path).body(Vec::new()).unwrap();
-    let log = real.admin.request_stream(request).await.unwrap();
+    let log = cluster.admin.request_stream(request).await.unwrap();
     let began = tokio::time::Instant::now();
     let read = tokio::spawn(async move {
         let mut log = std::pin::pin!(log);
@@ -486,20 +486,20 @@ async fn streams_outlive_the_apiservers_minute() {
     let read = read.await.unwrap();
     assert!(read.ends_with(b"late"), "after {:?}", began.elapsed());
     assert_eq!(read.len(), 70_004);
-    real.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement: it says how long an exec takes, each with a connection of its own"]
 async fn an_exec_takes_milliseconds() {
-    let Some(real) = Real::set().await else {
+    let Some(cluster) = Real::set().await else {
         return;
     };
-    let url = real.config.cluster_url.clone();
+    let url = cluster.config.cluster_url.clone();
     let apiserver = Reach {
         address: url.authority().unwrap().as_str().parse().unwrap(),
         name: url.host().unwrap().to_owned(),
-        tls: Arc::new(real.config.rustls_client_config().unwrap()),
+        tls: Arc::new(cluster.config.rustls_client_config().unwrap()),
         headers: Vec::new(),
     };
     let path = format!("{DEMO}/exec?command=echo&command=hi");
@@ -518,5 +518,5 @@ async fn an_exec_takes_milliseconds() {
         "exec of echo (to its end, to the upgrade): best {:?}, median {:?}, p95 {:?}",
         times[0], times[100], times[190]
     );
-    real.end().await;
+    cluster.end().await;
 }

@@ -12,7 +12,7 @@ const V4: &str = "v4.channel.k8s.io";
 
 async fn exec(reach: &Reach, query: &str) -> Socket {
     let path = format!("{DEMO}/exec?{query}");
-    reach.socket(&path, V5).await.ok().expect("an upgrade")
+    reach.socket(&path, V5).await.expect("an upgrade")
 }
 
 fn stdin(data: &[u8]) -> Vec<u8> {
@@ -192,7 +192,7 @@ async fn a_command_that_does_not_read_is_waited_for() {
             "command=sleep&commandId=s&stdin=true",
         )
         .await;
-        let piece = stdin(&[7; 60_000]);
+        let piece = stdin(&vec![7; 60_000]);
         // The made-up agent ends a session that sends more than it may.
         let flood = async {
             loop {

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 async fn socket(reach: &Reach, subresource: &str) -> Socket {
     let path = format!("{DEMO}/{subresource}");
     let socket = reach.socket(&path, SESSION_PROTOCOL).await;
-    socket.ok().expect("an upgrade")
+    socket.expect("an upgrade")
 }
 
 fn request(kind: In) -> Vec<u8> {

@@ -222,6 +222,7 @@ async fn serve(listener: TcpListener, credentials: Credentials, node: Arc<Node>)
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
+            stream.set_nodelay(true).unwrap();
             if let Ok(mut stream) = acceptor.accept(stream).await {
                 let (near, mut far) = tokio::io::duplex(64 << 10);
                 sender.send(Ok::<_, std::io::Error>(near)).await.unwrap();
@@ -456,7 +457,7 @@ async fn take(node: &Node, id: &str, life: u64, requests: &mut Streaming<pb::Ses
             Some(In::Open(_)) | None => return,
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 fn receive(command: &mut Command, stdin: &pb::Stdin, lazy: bool) {

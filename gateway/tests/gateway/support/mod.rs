@@ -154,7 +154,7 @@ impl Stage {
 
 /// `test`, within a minute.
 pub(crate) async fn in_time<T>(test: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), test)
+    tokio::time::timeout(Duration::from_mins(1), test)
         .await
         .expect("a test that ends in time")
 }

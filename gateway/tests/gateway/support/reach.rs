@@ -32,6 +32,7 @@ pub(crate) struct Reach {
 }
 
 /// A stream over it.
+#[derive(Debug)]
 pub(crate) struct Socket(WebSocketStream<TlsStream<TcpStream>>);
 
 /// Everything that was said on the channels of the remote-command protocol.
