@@ -27,9 +27,9 @@ pub(crate) enum Error {
     /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig: {0}")]
     Kubeconfig(String),
-    /// The cluster is behind a proxy.
+    /// The cluster is behind a proxy of another kind.
     #[error(
-        "cannot use the proxy {0} (proxy-url of the kubeconfig, or HTTPS_PROXY): proxies are not supported"
+        "cannot use the proxy {0} (proxy-url of the kubeconfig, or HTTPS_PROXY): only http:// is supported"
     )]
     Proxy(String),
     /// There are no credentials to use.

@@ -263,8 +263,18 @@ impl Drop for Fake {
 #[allow(clippy::disallowed_methods, reason = "the one place of these tests")]
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-sandbox"));
-    // Of whoever runs the tests, nothing: neither their cluster nor their agent.
-    for variable in ["CLOCHE_STANDALONE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"] {
+    // Of whoever runs the tests, nothing: neither their cluster nor their agent nor their proxy.
+    for variable in [
+        "CLOCHE_STANDALONE",
+        "KUBECONFIG",
+        "KUBERNETES_SERVICE_HOST",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+    ] {
         command.env_remove(variable);
     }
     command.env("HOME", "/nonexistent").stdin(Stdio::null());

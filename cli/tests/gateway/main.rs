@@ -378,6 +378,49 @@ fn logs() {
 }
 
 #[test]
+fn a_proxy_stands_between() {
+    let gateway = Gateway::start(|mut wire| async move {
+        let open = wire.open().await;
+        wire.opened(&open, 0).await;
+        wire.exit(3).await;
+    });
+    let config = std::fs::read_to_string(gateway.kubeconfig()).unwrap();
+    let (address, proxied) = server::proxy();
+    let with = |proxy: &str| {
+        let proxied = config.replace(
+            "\"server\"",
+            &format!("\"proxy-url\":\"{proxy}\",\"server\""),
+        );
+        std::fs::write(gateway.kubeconfig(), proxied).unwrap();
+        gateway.run(&["exec", "demo", "--", "x"])
+    };
+    let done = with(&format!("http://joe:pass@{address}"));
+    assert_eq!((done.code, done.stderr.as_str()), (3, ""));
+    let asked = proxied.join().unwrap();
+    assert!(asked.starts_with("CONNECT 127.0.0.1:"), "{asked}");
+    assert!(
+        asked
+            .to_lowercase()
+            .contains("proxy-authorization: basic am9lonbhc3m="),
+        "{asked}"
+    );
+    let done = with("socks5://127.0.0.1:1");
+    assert!(
+        done.stderr.contains("only http:// is supported"),
+        "{}",
+        done.stderr
+    );
+
+    // The environment's is not for what is on this machine.
+    std::fs::write(gateway.kubeconfig(), &config).unwrap();
+    let mut command = gateway.command(&["exec", "demo", "--", "x"]);
+    command
+        .env("HTTPS_PROXY", "http://127.0.0.1:1")
+        .env("HTTP_PROXY", "http://127.0.0.1:1");
+    assert_eq!(Done::of(command.output().unwrap()).code, 3);
+}
+
+#[test]
 fn a_cluster_that_cannot_be_used_says_why() {
     let nobody = tempfile::tempdir().unwrap();
     let run = |env: &[(&str, &str)], args: &[&str]| {

@@ -278,6 +278,32 @@ async fn serve(
     script(Wire { attempt, socket }).await;
 }
 
+/// Accepts one connection as a proxy does, and passes it on; what was asked of it.
+pub(crate) fn proxy() -> (SocketAddr, std::thread::JoinHandle<String>) {
+    use std::io::{BufRead as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let proxied = std::thread::spawn(move || {
+        let (mut near, _) = listener.accept().unwrap();
+        let mut reader = std::io::BufReader::new(near.try_clone().unwrap());
+        let mut asked = String::new();
+        while !asked.ends_with("\r\n\r\n") {
+            assert_ne!(reader.read_line(&mut asked).unwrap(), 0);
+        }
+        let target = asked.split(' ').nth(1).unwrap();
+        let mut far = std::net::TcpStream::connect(target).unwrap();
+        near.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        let mut back = far.try_clone().unwrap();
+        let backward = std::thread::spawn(move || std::io::copy(&mut back, &mut near));
+        // A reset is an end too.
+        std::io::copy(&mut reader, &mut far).ok();
+        far.shutdown(std::net::Shutdown::Write).ok();
+        backward.join().unwrap().ok();
+        asked
+    });
+    (address, proxied)
+}
+
 /// A kubeconfig that leads to a server.
 pub(crate) fn kubeconfig(address: SocketAddr) -> String {
     json!({
