@@ -361,9 +361,7 @@ async fn one_whose_record_is_lost_ends_without_running() {
         let mut desired = scene.desired.clone();
         desired.changed().await.unwrap();
         scene.account(&[]);
-        scene
-            .asked(&["tell Failed", "tell Failed", "release"])
-            .await;
+        scene.asked(&["tell Failed", "release"]).await;
     }
 }
 
