@@ -100,3 +100,6 @@ pub fn loss_of(node: Option<&Node>, uid: Option<&str>, brake: bool) -> Option<Lo
     }
     node.judged.lost
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,7 +25,6 @@ use crate::clock::Now;
 use crate::failure::{self, Class};
 use crate::index::Index;
 use crate::index::node::NodeName;
-use crate::index::sandbox::Key;
 use crate::index::shape::Shape;
 use crate::job::{Job, Outcome, Subject};
 use crate::schedule::queue::Queue;
@@ -112,12 +111,8 @@ impl Core {
                 self.failures.remove(subject);
                 self.take_offer(&object);
             }
-            Outcome::Gone => {
-                self.failures.remove(subject);
-                if let Subject::Sandbox(key) = subject {
-                    self.drop_sandbox(&Key::clone(key), None);
-                }
-            }
+            // The watch tells so too, and whether there is another of its name.
+            Outcome::Gone => self.failed(subject, Class::Gone, now),
             Outcome::Failed(class) => self.failed(subject, class, now),
         }
     }
@@ -231,3 +226,6 @@ fn seed(subject: &Subject) -> u64 {
     subject.hash(&mut hasher);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests;

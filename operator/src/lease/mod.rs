@@ -102,3 +102,6 @@ impl Watching {
         self.renewed.map(|renewed| renewed + TRIES)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -215,3 +215,6 @@ pub fn best<'a>(
     }
     best.map(|(_, name)| NodeName::clone(name)).ok_or(tally)
 }
+
+#[cfg(test)]
+mod tests;

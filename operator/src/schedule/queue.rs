@@ -253,3 +253,6 @@ fn list(
     }
     shapes.push_back(shape);
 }
+
+#[cfg(test)]
+mod tests;

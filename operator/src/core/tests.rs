@@ -1,0 +1,456 @@
+//! The core against a simulated apiserver: objects, what is written to them, and what the watch tells late or not at all.
+
+use std::time::Duration;
+
+use cloche_crds::cluster::FINALIZER;
+use cloche_crds::sandbox::{ResourceList, Resources};
+use cloche_crds::{Phase, Sandbox, SandboxNode, SandboxNodeSpec, SandboxSpec};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::api::Patch;
+use serde_json::json;
+
+use super::*;
+use crate::job::Task;
+use crate::loss::Loss;
+
+struct World {
+    core: Core,
+    now: Duration,
+    version: u64,
+}
+
+impl World {
+    /// An active replica that has listed these nodes, each with four cores and 8 GiB.
+    fn of(nodes: &[&str]) -> Self {
+        let mut world = Self {
+            core: Core::default(),
+            now: Duration::from_secs(1),
+            version: 1,
+        };
+        world.core.activate();
+        for change in [
+            Event::Sandbox(Change::Complete),
+            Event::Node(Change::Complete),
+            Event::Offer(Change::Complete),
+            Event::Lease(Change::Complete),
+        ] {
+            world.tell(change);
+        }
+        for name in nodes {
+            world.node(name, "u", "True");
+            world.offer(name, "u");
+            world.beat(name);
+        }
+        world
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            run: self.now,
+            wall: Timestamp::from_second(1_800_000_000).unwrap(),
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let now = self.now();
+        self.core.observe(event, now);
+    }
+
+    fn node(&mut self, name: &str, uid: &str, ready: &str) {
+        let node: NodeObject = serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": uid},
+            "status": {
+                "allocatable": {"cpu": "4", "memory": "8Gi"},
+                "conditions": [{"type": "Ready", "status": ready}],
+            },
+        }))
+        .unwrap();
+        self.tell(Event::Node(Change::Applied(Box::new(node))));
+    }
+
+    fn node_gone(&mut self, name: &str) {
+        let node: NodeObject = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        self.tell(Event::Node(Change::Gone(Box::new(node))));
+    }
+
+    fn offer(&mut self, name: &str, node_uid: &str) {
+        let mut offer = SandboxNode::new(
+            name,
+            SandboxNodeSpec {
+                node_uid: node_uid.to_owned(),
+            },
+        );
+        offer.metadata.uid = Some(format!("offer-{name}"));
+        offer.status = serde_json::from_value(json!({
+            "endpoint": "10.0.0.1:7443",
+            "allocatable": {"cpu": "4", "memory": "8Gi", "sandboxOverhead": "0"},
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "Running", "message": "",
+                "lastTransitionTime": "2027-01-01T00:00:00Z",
+            }],
+        }))
+        .unwrap();
+        self.tell(Event::Offer(Change::Applied(Box::new(offer))));
+    }
+
+    fn beat(&mut self, name: &str) {
+        let mut lease = Lease::default();
+        lease.metadata.name = Some(name.to_owned());
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(format!("{:?}", self.now)),
+            ..LeaseSpec::default()
+        });
+        self.tell(Event::Lease(Change::Applied(Box::new(lease))));
+    }
+
+    fn sandbox(&mut self, name: &str, cpu: &str) -> Sandbox {
+        let limits = ResourceList {
+            cpu: Some(cpu.into()),
+            memory: Some("64Mi".into()),
+        };
+        let mut sandbox = Sandbox::new(
+            name,
+            SandboxSpec {
+                image: "python".to_owned(),
+                resources: Some(Resources {
+                    limits: Some(limits),
+                    ..Resources::default()
+                }),
+                ..SandboxSpec::default()
+            },
+        );
+        sandbox.metadata.namespace = Some("default".to_owned());
+        sandbox.metadata.uid = Some(format!("uid-{name}"));
+        sandbox.metadata.generation = Some(1);
+        self.apply(&mut sandbox);
+        sandbox
+    }
+
+    fn apply(&mut self, sandbox: &mut Sandbox) {
+        self.version += 1;
+        sandbox.metadata.resource_version = Some(self.version.to_string());
+        self.tell(Event::Sandbox(Change::Applied(Box::new(sandbox.clone()))));
+    }
+
+    fn bound(&mut self, name: &str, node: &str, uid: &str, phase: Phase) -> Sandbox {
+        let mut sandbox = self.sandbox(name, "1");
+        sandbox.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+        let status = sandbox.status.get_or_insert_default();
+        status.phase = phase;
+        status.node_name = Some(node.to_owned());
+        status.node_uid = Some(uid.to_owned());
+        self.apply(&mut sandbox);
+        sandbox
+    }
+
+    fn job(&mut self) -> Option<Job> {
+        let now = self.now();
+        self.core.next_job(now)
+    }
+
+    fn jobs(&mut self) -> Vec<Job> {
+        std::iter::from_fn(|| self.job()).collect()
+    }
+
+    fn tasks(&mut self) -> Vec<Task> {
+        self.jobs().into_iter().map(|job| job.task).collect()
+    }
+
+    fn done(&mut self, job: &Job, outcome: Outcome) {
+        let now = self.now();
+        self.core.done(&job.subject, outcome, now);
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        let now = self.now();
+        self.core.tick(now);
+    }
+
+    /// Time in which these go on to be heard.
+    fn pass_heard(&mut self, seconds: u64, names: &[&str]) {
+        for _ in 0..seconds / 10 {
+            self.pass(10);
+            for name in names {
+                self.beat(name);
+            }
+        }
+    }
+}
+
+/// The node that a job binds to; what it says where it does not.
+fn said(job: &Job) -> String {
+    let Task::Write {
+        status: Some(patch),
+        ..
+    } = &job.task
+    else {
+        return job.task.as_str().to_owned();
+    };
+    let Patch::Json(steps) = patch.to_patch().unwrap() else {
+        panic!("no JSON patch");
+    };
+    let text = serde_json::to_value(&steps).unwrap().to_string();
+    let after = |key: &str| {
+        // The last: what is tested comes before what is written.
+        let (_, rest) = text.rsplit_once(key)?;
+        rest.split('"').next().map(str::to_owned)
+    };
+    after("\"nodeName\":\"")
+        .or_else(|| after("\"message\":\""))
+        .unwrap()
+        .trim_start_matches("bound to ")
+        .to_owned()
+}
+
+/// It was written that no node can take it.
+fn told(mut sandbox: Sandbox, message: &str) -> Outcome {
+    sandbox.status = serde_json::from_value(json!({"phase": "Pending", "conditions": [{
+        "type": "Scheduled", "status": "False", "reason": "Unschedulable", "message": message,
+        "lastTransitionTime": "2027-01-01T00:00:00Z",
+    }]}))
+    .unwrap();
+    sandbox.metadata.resource_version = Some("100".to_owned());
+    Outcome::Sandbox(Arc::new(sandbox))
+}
+
+#[test]
+fn a_sandbox_is_bound_with_its_finalizer_in_one_job() {
+    let mut world = World::of(&["a"]);
+    let mut sandbox = world.sandbox("s", "1");
+    let jobs = world.jobs();
+    assert_eq!(jobs.len(), 1);
+    assert!(matches!(
+        &jobs[0].task,
+        Task::Write {
+            finalizer: Some(_),
+            status: Some(_)
+        }
+    ));
+    assert_eq!(said(&jobs[0]), "a");
+    // What comes back is taken in, and the watch that lags behind changes nothing.
+    let early = sandbox.clone();
+    sandbox.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+    sandbox.metadata.resource_version = Some("100".to_owned());
+    let status = sandbox.status.get_or_insert_default();
+    (status.node_name, status.node_uid) = (Some("a".to_owned()), Some("u".to_owned()));
+    world.done(&jobs[0], Outcome::Sandbox(Arc::new(sandbox)));
+    world.tell(Event::Sandbox(Change::Applied(Box::new(early))));
+    assert_eq!(world.jobs(), []);
+}
+
+#[test]
+fn bindings_that_are_not_seen_yet_count() {
+    let mut world = World::of(&["a", "b"]);
+    for name in ["1", "2", "3"] {
+        world.sandbox(name, "3");
+    }
+    let said: Vec<_> = world.jobs().iter().map(said).collect();
+    assert_eq!(said.len(), 3, "{said:?}");
+    assert!(said.contains(&"a".to_owned()) && said.contains(&"b".to_owned()));
+    assert!(
+        said.contains(&"0/2 nodes: 2 not enough cpu".to_owned()),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn room_that_appears_is_used_at_once() {
+    let mut world = World::of(&["a"]);
+    let mut old = world.bound("old", "a", "u", Phase::Running);
+    let new = world.sandbox("new", "4");
+    let message = "0/1 nodes: 1 not enough cpu";
+    let jobs = world.jobs();
+    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), [message]);
+    world.done(&jobs[0], told(new, message));
+    // A small one is not held up.
+    world.sandbox("small", "1");
+    let jobs = world.jobs();
+    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), ["a"]);
+    let small = world.sandbox("small", "1");
+    world.tell(Event::Sandbox(Change::Gone(Box::new(small))));
+    assert_eq!(world.jobs(), []);
+    old.status.as_mut().unwrap().phase = Phase::Succeeded;
+    world.apply(&mut old);
+    assert_eq!(world.jobs().iter().map(said).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn nothing_is_done_by_who_stands_by_or_has_not_seen_all() {
+    let mut world = World::of(&["a"]);
+    world.core.active = false;
+    world.sandbox("s", "1");
+    assert_eq!(world.jobs(), []);
+    world.core.activate();
+    world.core.listed.remove(&Kind::Node);
+    assert_eq!(world.jobs(), []);
+    world.tell(Event::Node(Change::Listing));
+    world.node("a", "u", "True");
+    assert_eq!(world.jobs(), []);
+}
+
+#[test]
+fn a_failed_binding_is_tried_again_after_a_pause_on_the_same_node() {
+    let mut world = World::of(&["a"]);
+    world.sandbox("s", "1");
+    let jobs = world.jobs();
+    world.done(&jobs[0], Outcome::Failed(Class::Transient));
+    assert_eq!(world.jobs(), []);
+    world.pass(2);
+    assert_eq!(world.jobs().iter().map(said).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn what_is_refused_waits_for_a_change() {
+    let mut world = World::of(&["a"]);
+    let mut sandbox = world.sandbox("s", "1");
+    let jobs = world.jobs();
+    world.done(&jobs[0], Outcome::Failed(Class::Invalid));
+    world.pass(1000);
+    world.beat("a");
+    world.pass(1);
+    assert_eq!(world.tasks().len(), 0);
+    world.apply(&mut sandbox);
+    assert_eq!(world.jobs().iter().map(said).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn a_silent_agent_ends_nothing() {
+    let mut world = World::of(&["a", "b", "c", "d"]);
+    world.bound("s", "a", "u", Phase::Running);
+    world.bound("starting", "a", "u", Phase::Starting);
+    assert_eq!(world.tasks(), []);
+    world.pass_heard(600, &["b", "c", "d"]);
+    let tasks = world.tasks();
+    assert_eq!(tasks.len(), 2, "{tasks:?}");
+    assert!(tasks.contains(&Task::Unreachable) && tasks.contains(&Task::NodeUnreachable));
+    // Nothing new goes there.
+    let mut full = World::of(&["a"]);
+    full.pass(41);
+    full.sandbox("s", "1");
+    let said: Vec<_> = full.jobs().iter().map(said).collect();
+    assert!(
+        said.contains(&"0/1 nodes: 1 whose agent is not ready".to_owned()),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_node_that_is_gone_loses_what_ran_there() {
+    let mut world = World::of(&["a", "b"]);
+    world.bound("s", "a", "u", Phase::Running);
+    world.bound("other", "b", "u", Phase::Running);
+    world.node_gone("a");
+    assert_eq!(world.tasks(), [Task::Lose(Loss::Deleted)]);
+    world.node("b", "another", "True");
+    assert_eq!(world.tasks(), [Task::Lose(Loss::Replaced)]);
+}
+
+#[test]
+fn a_node_is_lost_after_five_minutes_not_ready_and_not_while_many_are_silent() {
+    let names = ["a", "b", "c", "d"];
+    let mut world = World::of(&names);
+    world.bound("s", "a", "u", Phase::Running);
+    world.node("a", "u", "Unknown");
+    world.pass_heard(290, &names);
+    assert_eq!(world.tasks(), []);
+    world.pass_heard(20, &names);
+    assert_eq!(world.tasks(), [Task::Lose(Loss::NotReady)]);
+
+    let mut world = World::of(&names);
+    world.bound("s", "a", "u", Phase::Running);
+    world.node("a", "u", "Unknown");
+    world.pass_heard(400, &["c", "d"]);
+    let tasks = world.tasks();
+    assert!(
+        !tasks.iter().any(|task| matches!(task, Task::Lose(_))),
+        "{tasks:?}"
+    );
+}
+
+#[test]
+fn what_could_not_be_watched_was_not_silent() {
+    let mut world = World::of(&["a"]);
+    world.bound("s", "a", "u", Phase::Running);
+    world.node("a", "u", "Unknown");
+    assert_eq!(world.tasks(), []);
+    world.tell(Event::Sight(Kind::Lease, false));
+    world.pass(1000);
+    assert_eq!(world.tasks(), []);
+    world.tell(Event::Sight(Kind::Lease, true));
+    world.pass(39);
+    assert_eq!(world.tasks(), []);
+    world.pass(2);
+    assert!(world.tasks().contains(&Task::Unreachable));
+}
+
+#[test]
+fn finalizers_are_released_where_no_agent_can() {
+    let mut world = World::of(&["a"]);
+    let deleting = |world: &mut World, mut sandbox: Sandbox| {
+        sandbox.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+        sandbox.metadata.deletion_timestamp =
+            Some(cloche_crds::condition::Time(Timestamp::UNIX_EPOCH));
+        world.apply(&mut sandbox);
+        world.tasks()
+    };
+    let unbound = world.sandbox("unbound", "100");
+    world.tasks();
+    world.core.in_flight.clear();
+    let tasks = deleting(&mut world, unbound);
+    assert!(
+        matches!(tasks[..], [Task::Release { absent: None, .. }]),
+        "{tasks:?}"
+    );
+    // An agent is there to do it.
+    let bound = world.bound("bound", "a", "u", Phase::Running);
+    assert_eq!(deleting(&mut world, bound), []);
+    let gone = world.bound("gone", "b", "u", Phase::Failed);
+    let tasks = deleting(&mut world, gone);
+    assert!(
+        matches!(
+            tasks[..],
+            [Task::Release {
+                absent: Some(_),
+                ..
+            }]
+        ),
+        "{tasks:?}"
+    );
+}
+
+#[test]
+fn why_not_is_told_again_only_for_other_reasons_and_not_at_once() {
+    let mut world = World::of(&[]);
+    let sandbox = world.sandbox("s", "1");
+    let jobs = world.jobs();
+    assert_eq!(
+        jobs.iter().map(said).collect::<Vec<_>>(),
+        ["0/0 nodes: the cluster has none"]
+    );
+    let message = "0/0 nodes: the cluster has none";
+    world.done(&jobs[0], told(sandbox, message));
+    assert_eq!(world.jobs(), []);
+    world.node("a", "u", "True");
+    world.pass(5);
+    assert_eq!(world.jobs(), []);
+    world.pass(26);
+    assert_eq!(
+        world.jobs().iter().map(said).collect::<Vec<_>>(),
+        ["0/1 nodes: 1 without an agent"]
+    );
+}
+
+#[test]
+fn a_listing_forgets_what_it_does_not_name() {
+    let mut world = World::of(&["a"]);
+    world.bound("gone", "a", "u", Phase::Running);
+    let stays = world.bound("stays", "a", "u", Phase::Running);
+    world.tell(Event::Sandbox(Change::Listing));
+    world.tell(Event::Sandbox(Change::Listed(Box::new(stays))));
+    world.tell(Event::Sandbox(Change::Complete));
+    assert_eq!(world.core.index.keys().count(), 1);
+    assert_eq!(world.core.index.node("a").unwrap().count, 1);
+}
