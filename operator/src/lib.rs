@@ -25,6 +25,7 @@ pub mod clock;
 pub mod controller;
 pub mod core;
 pub mod failure;
+pub mod health;
 pub mod index;
 pub mod job;
 pub mod lease;

@@ -1,5 +1,6 @@
 //! Options of the program.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -15,4 +16,7 @@ pub struct Options {
     /// How to reach the apiserver; default: as a pod, else as kubectl does
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Where to serve /healthz and /readyz over HTTP; default: nowhere
+    #[arg(long, value_name = "ADDRESS")]
+    pub health: Option<SocketAddr>,
 }

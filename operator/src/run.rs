@@ -3,11 +3,13 @@
 use anyhow::{Context as _, Result, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch as channel};
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::{self, MOST_EVENTS};
+use crate::health;
 use crate::lease::{self, Holder, Standing};
 use crate::options::Options;
 use crate::signer;
@@ -22,7 +24,19 @@ pub async fn run(options: Options) -> Result<()> {
         leads: false,
         answers: true,
     });
-    let (synced, _) = channel::channel(false);
+    let (synced, listed) = channel::channel(false);
+    let health = async {
+        match options.health {
+            Some(address) => {
+                let listener = TcpListener::bind(address)
+                    .await
+                    .with_context(|| format!("serve health at {address}"))?;
+                health::serve(listener, listed).await;
+                bail!("health is not served any more")
+            }
+            None => std::future::pending().await,
+        }
+    };
     let (events, taken) = mpsc::channel(MOST_EVENTS);
     let holder = Holder {
         client: client.clone(),
@@ -46,6 +60,7 @@ pub async fn run(options: Options) -> Result<()> {
             bail!("the watches ended");
         }
         () = watch::follow_all(&client, &options.namespace, &events) => bail!("a watch ended"),
+        served = health => return served,
         () = signer => bail!("the signer ended"),
         _ = ended.recv() => {}
         _ = interrupted.recv() => {}
