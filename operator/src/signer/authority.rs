@@ -90,6 +90,7 @@ impl Authority {
     pub fn sign(&self, grant: &Grant, now: Timestamp) -> Result<String, AuthorityError> {
         let Grant {
             identity,
+            host,
             key,
             life,
         } = grant;
@@ -102,6 +103,10 @@ impl Authority {
                 SanType::URI(identity.to_string().try_into()?),
                 SanType::DnsName(identity.server_name().try_into()?),
             ];
+            if let Some(host) = host {
+                let name = SanType::DnsName(host.as_str().try_into()?);
+                params.subject_alt_names.push(name);
+            }
             params.is_ca = IsCa::ExplicitNoCa;
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
             params.extended_key_usages = vec![

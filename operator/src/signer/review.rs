@@ -74,6 +74,8 @@ pub enum Refusal {
 pub struct Grant {
     /// Whose.
     pub identity: Identity,
+    /// The DNS name by which others connect to it, if they do.
+    pub host: Option<String>,
     /// For which key.
     pub key: PublicKey,
     /// How long it holds.
@@ -113,6 +115,8 @@ pub fn stage(request: &CertificateSigningRequest) -> Stage {
 pub struct Applicant {
     /// Who they are.
     pub identity: Identity,
+    /// The DNS name by which others connect to them, if they do.
+    pub host: Option<String>,
     /// The UID of the node that the token is bound to; `None` for a gateway, and where the apiserver gives none.
     pub node_uid: Option<String>,
 }
@@ -141,6 +145,7 @@ pub fn applicant(
     if !is_agent {
         return Ok(Applicant {
             identity: Identity::Gateway,
+            host: Identity::Gateway.host(namespace),
             node_uid: None,
         });
     }
@@ -151,6 +156,7 @@ pub fn applicant(
     let node = extra(NODE_NAME).ok_or(Refusal::NoNode)?;
     let identity = Identity::agent(&node).ok_or(Refusal::NodeName(node))?;
     Ok(Applicant {
+        host: identity.host(namespace),
         identity,
         node_uid: extra(NODE_UID),
     })
@@ -164,6 +170,7 @@ pub fn review(
 ) -> Result<Grant, Refusal> {
     let Applicant {
         identity,
+        host,
         node_uid: bound_to,
     } = applicant;
     if let Identity::Agent { node } = &identity {
@@ -176,7 +183,7 @@ pub fn review(
     if usages != BTreeSet::from(USAGES) {
         return Err(Refusal::Usages);
     }
-    let key = key_of(&spec.request.0, &identity)?;
+    let key = key_of(&spec.request.0, &identity, host.as_deref())?;
     let wish = spec.expiration_seconds;
     let wish = wish.and_then(|wish| u64::try_from(wish).ok());
     let life = wish
@@ -184,13 +191,14 @@ pub fn review(
         .clamp(SHORTEST, LONGEST);
     Ok(Grant {
         identity,
+        host,
         key,
         life,
     })
 }
 
-/// The key of a request that names this identity and nothing else, proved to be the applicant's by its signature.
-fn key_of(pem: &[u8], identity: &Identity) -> Result<PublicKey, Refusal> {
+/// The key of a request that names this identity, the host that belongs to it, and nothing else, proved to be the applicant's by its signature.
+fn key_of(pem: &[u8], identity: &Identity, host: Option<&str>) -> Result<PublicKey, Refusal> {
     if pem.len() > LARGEST {
         let why = format!("it is larger than {LARGEST} bytes");
         return Err(Refusal::Malformed(why));
@@ -212,9 +220,18 @@ fn key_of(pem: &[u8], identity: &Identity) -> Result<PublicKey, Refusal> {
     if matches!(request.params.is_ca, rcgen::IsCa::Ca(_)) {
         return Err(Refusal::Authority);
     }
-    match request.params.subject_alt_names.as_slice() {
-        [SanType::URI(uri)] if uri.as_str() == identity.to_string() => Ok(request.public_key),
-        _ => Err(Refusal::Names(identity.clone())),
+    let is_uri = |uri: &str| uri == identity.to_string();
+    let named = match (request.params.subject_alt_names.as_slice(), host) {
+        ([SanType::URI(uri)], None) => is_uri(uri.as_str()),
+        ([SanType::URI(uri), SanType::DnsName(name)], Some(host)) => {
+            is_uri(uri.as_str()) && name.as_str() == host
+        }
+        _ => false,
+    };
+    if named {
+        Ok(request.public_key)
+    } else {
+        Err(Refusal::Names(identity.clone()))
     }
 }
 

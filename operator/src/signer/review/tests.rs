@@ -236,11 +236,33 @@ fn a_gateway_gets_its_own_certificate() {
         decided(&spec, None).unwrap_err(),
         Refusal::Names(Identity::Gateway)
     );
-    let uri = Identity::Gateway.to_string();
-    spec.request = ByteString(pem(&key, |params| {
-        params.subject_alt_names = vec![SanType::URI(uri.as_str().try_into().unwrap())];
-    }));
-    assert_eq!(decided(&spec, None).unwrap().identity, Identity::Gateway);
+    let uri = || SanType::URI(Identity::Gateway.to_string().try_into().unwrap());
+    let host = |name: &str| SanType::DnsName(name.try_into().unwrap());
+    let mut ask = |names: Vec<SanType>| {
+        spec.request = ByteString(pem(&key, |params| params.subject_alt_names = names));
+        decided(&spec, None)
+    };
+    let service = "cloche-gateway.cloche-system.svc";
+    let grant = ask(vec![uri(), host(service)]).unwrap();
+    assert_eq!(grant.identity, Identity::Gateway);
+    assert_eq!(grant.host.as_deref(), Some(service));
+    for names in [
+        vec![uri()],
+        vec![uri(), host("kubernetes.default.svc")],
+        vec![uri(), host(service), host("kubernetes.default.svc")],
+    ] {
+        let refusal = ask(names).unwrap_err();
+        assert_eq!(refusal, Refusal::Names(Identity::Gateway));
+    }
+    let kept = Kept::make(Timestamp::now()).unwrap();
+    let signed = Authority::read(kept.clone()).unwrap();
+    let signed = signed.sign(&grant, Timestamp::now()).unwrap();
+    let (_, block) = x509_parser::pem::parse_x509_pem(signed.as_bytes()).unwrap();
+    let text = format!(
+        "{:?}",
+        block.parse_x509().unwrap().subject_alternative_name()
+    );
+    assert!(text.contains(service), "{text}");
 }
 
 #[test]
