@@ -36,5 +36,6 @@ pub mod run;
 pub mod schedule;
 pub mod signer;
 pub mod told;
+pub mod uninstall;
 pub mod watch;
 pub mod work;

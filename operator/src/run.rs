@@ -11,14 +11,19 @@ use tokio_util::sync::CancellationToken;
 use crate::controller::{self, MOST_EVENTS};
 use crate::health;
 use crate::lease::{self, Holder, Standing};
-use crate::options::Options;
+use crate::options::{Command, Options};
 use crate::signer;
+use crate::uninstall;
 use crate::watch;
 use crate::work::Hands;
 
-/// Runs until SIGTERM or SIGINT, or until the Lease is lost.
+/// Runs until SIGTERM or SIGINT, or until the Lease is lost; a command to its end.
 pub async fn run(options: Options) -> Result<()> {
     let client = connect(&options).await?;
+    if let Some(Command::Uninstall(step)) = &options.command {
+        uninstall::run(client, &options.namespace, step).await?;
+        return Ok(());
+    }
     let stop = CancellationToken::new();
     let (standing, stands) = channel::channel(Standing {
         leads: false,
