@@ -44,6 +44,7 @@ pub mod node;
 pub mod preflight;
 pub mod process;
 pub mod recovery;
+pub mod reserve;
 pub mod runsc;
 pub mod sandbox;
 pub mod session;

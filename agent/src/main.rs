@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use cloche_agent::{cluster, standalone, told::chain};
+use cloche_agent::{cluster, reserve, standalone, told::chain};
 use tracing_subscriber::EnvFilter;
 
 /// Runs the sandboxes of one node.
@@ -21,6 +21,8 @@ enum Command {
     Standalone(Box<standalone::Options>),
     /// Run the sandboxes that a cluster binds to this node
     Node(Box<cluster::Options>),
+    /// Do nothing: the pod that holds a node's budget for its sandboxes
+    Reserve,
 }
 
 /// What is logged where nobody says otherwise. Each request that fails is told by whoever made it.
@@ -64,12 +66,20 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     rustls::crypto::ring::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
-    cloche_agent::process::raise_open_files().context("raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
+    let open_files =
+        || cloche_agent::process::raise_open_files().context("raise the limit of open files");
     match cli.command {
-        Command::Standalone(options) => runtime.block_on(standalone::run(*options)),
-        Command::Node(options) => runtime.block_on(cluster::run(*options)),
+        Command::Standalone(options) => {
+            open_files()?;
+            runtime.block_on(standalone::run(*options))
+        }
+        Command::Node(options) => {
+            open_files()?;
+            runtime.block_on(cluster::run(*options))
+        }
+        Command::Reserve => runtime.block_on(reserve::run()),
     }
 }
