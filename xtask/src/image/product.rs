@@ -28,17 +28,29 @@ pub(super) struct Product {
 }
 
 /// All of them.
-pub(super) const PRODUCTS: &[Product] = &[Product {
-    name: "agent",
-    programs: &["cloche-agent"],
-    files: |artifacts| {
-        vec![
-            artifacts.runsc.clone(),
-            artifacts.init.clone(),
-            "/usr/bin/mkfs.erofs".into(),
-        ]
+pub(super) const PRODUCTS: &[Product] = &[
+    Product {
+        name: "agent",
+        programs: &["cloche-agent"],
+        files: |artifacts| {
+            vec![
+                artifacts.runsc.clone(),
+                artifacts.init.clone(),
+                "/usr/bin/mkfs.erofs".into(),
+            ]
+        },
     },
-}];
+    Product {
+        name: "operator",
+        programs: &["cloche-operator"],
+        files: |_| Vec::new(),
+    },
+    Product {
+        name: "gateway",
+        programs: &["cloche-gateway"],
+        files: |_| Vec::new(),
+    },
+];
 
 impl Product {
     /// Makes its layout in `folder`, unless it is there and its files are the same.

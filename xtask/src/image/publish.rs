@@ -103,12 +103,7 @@ pub(crate) fn own(workspace: &Workspace) -> Result<Vec<Named>> {
         package::install(packages)?;
     }
     let artifacts = artifact::build(workspace)?;
-    eprintln!("xtask: building Cloche's programs (some minutes the first time)");
-    Command::cargo()
-        .args(["build", "--quiet", "--workspace", "--bins", FEATURES])
-        .directory(workspace.root())
-        .limit(std::time::Duration::from_mins(30))
-        .run()?;
+    build_programs(workspace)?;
     let folder = folder(workspace)?;
     let named = |product: &Product| {
         anyhow::Ok(Named {
@@ -118,6 +113,16 @@ pub(crate) fn own(workspace: &Workspace) -> Result<Vec<Named>> {
         })
     };
     PRODUCTS.iter().map(named).collect()
+}
+
+/// Cloche's own programs, in cargo's debug build.
+pub(crate) fn build_programs(workspace: &Workspace) -> Result<()> {
+    eprintln!("xtask: building Cloche's programs (some minutes the first time)");
+    Command::cargo()
+        .args(["build", "--quiet", "--workspace", "--bins", FEATURES])
+        .directory(workspace.root())
+        .limit(std::time::Duration::from_mins(30))
+        .run()
 }
 
 impl Named {

@@ -5,13 +5,14 @@
 
 mod program;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::artifact;
 use crate::command::Command;
 use crate::image;
 use crate::package;
@@ -98,7 +99,14 @@ fn up(workspace: &Workspace, options: &Up) -> Result<()> {
     if options.mode == Mode::Cluster {
         image::push(&image::own(workspace)?, registry)?;
     }
-    // Here what runs of Cloche itself is started: by `rig start` in the mode control-plane, by helm in the mode cluster.
+    let artifacts = artifact::build(workspace)?;
+    image::build_programs(workspace)?;
+    let programs = workspace.program("cloche-agent");
+    let folder = |file: &Path| file.parent().map(Path::to_owned).unwrap_or_default();
+    script(workspace, "cloche")
+        .arg(folder(&programs))
+        .arg(folder(&artifacts.runsc))
+        .run()?;
     print!("{lines}");
     Ok(())
 }

@@ -55,6 +55,13 @@ const CONTROL_PLANE: &[Program] = &[
         "k8s.io/kubernetes/cmd/kube-controller-manager",
     ),
     Program::kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    Program {
+        version: Some((
+            "helm.sh/helm/v4",
+            "helm.sh/helm/v4/internal/version.version",
+        )),
+        ..Program::plain("helm", "helm.sh/helm/v4/cmd/helm")
+    },
 ];
 
 /// What the mode cluster needs beside it.
@@ -92,13 +99,6 @@ const CLUSTER: &[Program] = &[
         "github.com/containernetworking/plugins/plugins/meta/portmap",
     ),
     Program::plain("dns", "./dns"),
-    Program {
-        version: Some((
-            "helm.sh/helm/v4",
-            "helm.sh/helm/v4/internal/version.version",
-        )),
-        ..Program::plain("helm", "helm.sh/helm/v4/cmd/helm")
-    },
 ];
 
 /// Builds what `mode` needs and is missing, or was made of something else.
