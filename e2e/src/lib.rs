@@ -21,6 +21,7 @@
 pub mod agent;
 pub mod audit;
 pub mod client;
+pub mod cluster;
 pub mod deadline;
 pub mod dump;
 pub mod image;

@@ -38,6 +38,10 @@ pub enum Built {
     Init,
     /// The folder of local images.
     Images,
+    /// `cloche-operator`.
+    Operator,
+    /// `cloche-gateway`.
+    Gateway,
     /// The folder of the rig's programs, for a control plane.
     Rig,
 }
@@ -52,6 +56,8 @@ impl Built {
             Self::Runsc => ("CLOCHE_RUNSC", "artifacts", "runsc"),
             Self::Init => ("CLOCHE_INIT", "artifacts", "cloche-init"),
             Self::Images => ("CLOCHE_IMAGES", "artifacts", "images"),
+            Self::Operator => ("CLOCHE_OPERATOR", "debug", "cloche-operator"),
+            Self::Gateway => ("CLOCHE_GATEWAY", "debug", "cloche-gateway"),
             Self::Rig => ("CLOCHE_RIG", "", "rig"),
         };
         let path = match std::env::var_os(variable) {

@@ -63,7 +63,7 @@ async fn whole(agent: &mut Agent, body: impl AsyncFnOnce(&mut Agent) -> Result<(
         .context("after the agent was stopped")
 }
 
-fn words(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn words(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<String>()
         .map(String::as_str)

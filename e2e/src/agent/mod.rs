@@ -27,6 +27,22 @@ use crate::process::{self, Built};
 /// How long an agent may take to serve or to stop.
 const START: Duration = Duration::from_secs(30);
 
+/// Where an agent's sandboxes come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A folder of manifests.
+    Standalone,
+    /// A cluster.
+    Node {
+        /// The node's name.
+        name: String,
+        /// Where it serves gateways: `IP:PORT`.
+        listen: String,
+        /// The apiserver, and who the agent is to it.
+        kubeconfig: PathBuf,
+    },
+}
+
 /// Numbers the agents of this process.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -34,6 +50,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 pub struct Agent {
     options: Options,
+    place: Place,
     /// State, manifests, log.
     root: TempDir,
     /// Short, on a tmpfs.
@@ -43,8 +60,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Makes the folders; nothing runs yet.
+    /// Makes the folders of one with manifests; nothing runs yet.
     pub fn new(options: Options) -> Result<Self> {
+        Self::in_place(options, Place::Standalone)
+    }
+
+    /// Makes the folders; nothing runs yet.
+    pub fn in_place(options: Options, place: Place) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             bail!("this test needs root: it runs sandboxes");
         }
@@ -59,6 +81,7 @@ impl Agent {
             .context("make the test's folder in /run")?;
         let agent = Self {
             options,
+            place,
             group: format!("cloche-e2e-{}-{number}", std::process::id()),
             root,
             run,
@@ -109,10 +132,21 @@ impl Agent {
         }
         let log = self.open_log()?;
         let mut command = process::command(Built::Agent.path()?);
+        match &self.place {
+            Place::Standalone => command
+                .arg("standalone")
+                .arg("--manifests")
+                .arg(self.manifests()),
+            Place::Node {
+                name,
+                listen,
+                kubeconfig,
+            } => command
+                .args(["node", "--node-name", name, "--listen", listen])
+                .arg("--kubeconfig")
+                .arg(kubeconfig),
+        };
         command
-            .arg("standalone")
-            .arg("--manifests")
-            .arg(self.manifests())
             .arg("--state")
             .arg(self.state())
             .arg("--run")

@@ -5,6 +5,7 @@
 
 mod hold;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Output;
 
@@ -81,6 +82,16 @@ impl ControlPlane {
             .await
             .context("read the kubeconfig")?;
         kube::Client::try_from(config).context("make a client")
+    }
+
+    /// One of its programs.
+    pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
+        self.hold.program(name)
+    }
+
+    /// What its programs need to know of it.
+    pub(crate) fn variables(&self) -> &BTreeMap<String, String> {
+        self.hold.variables()
     }
 
     /// Runs kubectl to its end, as an administrator.

@@ -8,7 +8,6 @@
 )]
 
 mod access;
-mod real;
 mod remote;
 mod session;
 mod support;

@@ -5,6 +5,7 @@
 //! | static | format, lints, dependency rules, generated files, licences | nothing |
 //! | unit | the tests of every crate, the real kernel and runsc among them | root, artifacts |
 //! | api | the CRDs on a real apiserver | root, the rig's control plane |
+//! | cluster | operator, gateway and agents with a real apiserver | root, artifacts, the rig's control plane |
 //! | node | the end-to-end tests against a real agent | root, artifacts |
 //! | vm | the agent's tests of cgroups again, and a few end-to-end tests, on a virtual machine with cgroup v2 alone | root, artifacts |
 //!
@@ -45,6 +46,8 @@ pub(crate) enum Lane {
     Unit,
     /// The CRDs on a real apiserver.
     Api,
+    /// Operator, gateway and agents with a real apiserver.
+    Cluster,
     /// The end-to-end tests against a real agent.
     Node,
     /// Tests of cgroups, and of a node, on a virtual machine with cgroup v2.
@@ -57,6 +60,7 @@ impl Lane {
             Self::Static => "static",
             Self::Unit => "unit",
             Self::Api => "api",
+            Self::Cluster => "cluster",
             Self::Node => "node",
             Self::Vm => "vm",
         }
@@ -65,7 +69,7 @@ impl Lane {
     /// Far above what it takes: a lane that hangs has to end.
     fn limit(self) -> Duration {
         let minutes = match self {
-            Self::Static | Self::Unit | Self::Api | Self::Node | Self::Vm => 30,
+            Self::Static | Self::Unit | Self::Api | Self::Cluster | Self::Node | Self::Vm => 30,
         };
         Duration::from_mins(minutes)
     }
@@ -150,6 +154,14 @@ fn run_lane(
             environment.push(("CLOCHE_RIG".to_owned(), rig.display().to_string()));
             Ok(suites.of_api().run(&environment, deadline))
         }
+        Lane::Cluster => {
+            let rig = rig::build(workspace, rig::Mode::ControlPlane)?;
+            let (artifacts, suites) = made.get(workspace)?;
+            let mut environment = environment(workspace, artifacts);
+            environment.push(("CLOCHE_RIG".to_owned(), rig.display().to_string()));
+            environment.push(("RUST_TEST_THREADS".to_owned(), AT_ONCE.to_owned()));
+            Ok(suites.of_cluster().run(&environment, deadline))
+        }
         Lane::Node => {
             let (artifacts, suites) = made.get(workspace)?;
             let mut environment = environment(workspace, artifacts);
@@ -171,6 +183,8 @@ fn environment(workspace: &Workspace, artifacts: &Artifacts) -> Vec<(String, Str
         .chain([
             ("CLOCHE_AGENT", workspace.program("cloche-agent")),
             ("CLOCHE_CLI", workspace.program("kubectl-sandbox")),
+            ("CLOCHE_OPERATOR", workspace.program("cloche-operator")),
+            ("CLOCHE_GATEWAY", workspace.program("cloche-gateway")),
         ])
         .map(|(name, path)| (name.to_owned(), path.to_string_lossy().into_owned()))
         .collect();

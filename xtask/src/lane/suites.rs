@@ -16,6 +16,7 @@ use crate::workspace::Workspace;
 const END_TO_END: &str = "e2e";
 /// Those of them that have a control plane, and no agent.
 const API: &str = "e2e test api";
+const CLUSTER: &str = "e2e test cluster";
 
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,12 +64,17 @@ impl Suites {
 
     /// The end-to-end tests with a real agent.
     pub(super) fn of_nodes(&self) -> Self {
-        self.filter(|suite| suite.is_end_to_end() && suite.name != API)
+        self.filter(|suite| suite.is_end_to_end() && suite.name != API && suite.name != CLUSTER)
     }
 
     /// The end-to-end tests with a real apiserver.
     pub(super) fn of_api(&self) -> Self {
         self.filter(|suite| suite.name == API)
+    }
+
+    /// The end-to-end tests of a whole Cloche.
+    pub(super) fn of_cluster(&self) -> Self {
+        self.filter(|suite| suite.name == CLUSTER)
     }
 
     fn filter(&self, keep: impl Fn(&Suite) -> bool) -> Self {

@@ -1,0 +1,356 @@
+//! Cloche on a control plane: operator, gateway and one agent per node as processes of the test, with the rights that the chart gives them.
+//!
+//! ```text
+//!   kubectl, kubectl-sandbox ──► kube-apiserver ◄── operator      each with a token of its service account;
+//!                                     │   ▲                       an agent's names its node
+//!                                     ▼   └──────── agents: folders and cgroup of their own, node1 to nodeN
+//!                                  gateway ────────────┘
+//! ```
+//! [`run`] is one test: whatever happens in it, everything is dumped on failure, audited on success, and taken down.
+
+mod install;
+mod kubeconfig;
+mod program;
+
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use cloche_crds::cluster::{
+    AGENT_ACCOUNT, GATEWAY_ACCOUNT, NAMESPACE, SUBRESOURCES_GROUP, VERSION,
+};
+use cloche_crds::{Sandbox, SandboxNode};
+use futures::FutureExt as _;
+use kube::api::{Api, DeleteParams, ListParams};
+use tempfile::TempDir;
+use tokio::process::Child;
+
+use crate::agent::{Agent, Options, Place};
+use crate::deadline::until;
+use crate::process::{self, Built};
+use crate::rig::ControlPlane;
+use crate::trial::words;
+use crate::{audit, dump};
+pub use program::Program;
+
+/// How long the parts may take to find each other.
+const START: Duration = Duration::from_mins(1);
+/// How long sandboxes may take to be gone after the body.
+const REMOVAL: Duration = Duration::from_mins(1);
+/// Where the gateway listens, on the rig's address, which nobody else has.
+const GATEWAY_PORT: u16 = 6444;
+/// Where the agent of node N listens: this + N.
+const AGENT_PORT: u16 = 7443;
+
+/// A whole Cloche.
+#[derive(Debug)]
+pub struct Cluster {
+    /// etcd, apiserver, controller-manager.
+    pub plane: ControlPlane,
+    /// Its operator.
+    pub operator: Program,
+    /// Its gateway.
+    pub gateway: Program,
+    /// `agents[N - 1]` is that of node N.
+    pub agents: Vec<Agent>,
+    /// Kubeconfigs and logs.
+    root: TempDir,
+}
+
+impl Cluster {
+    /// Starts one with `nodes` nodes, whose agents have `options`, and waits until all parts have found each other.
+    pub async fn start(nodes: u8, options: &Options) -> Result<Self> {
+        let plane = ControlPlane::start(nodes).await?;
+        let address = plane.address()?;
+        let listen = format!("{address}:{GATEWAY_PORT}");
+        install::install(&plane, &listen).await?;
+        let root = tempfile::Builder::new()
+            .prefix("cloche-cluster-")
+            .tempdir()
+            .context("make the cluster's folder")?;
+        let namespace = format!("--namespace={NAMESPACE}");
+        let operator_config =
+            kubeconfig::write(&plane, root.path(), "cloche-operator", None).await?;
+        let operator = Program::new(
+            "operator",
+            Built::Operator,
+            vec![
+                namespace.clone().into(),
+                "--kubeconfig".into(),
+                operator_config.into(),
+            ],
+            root.path(),
+        )?;
+        let gateway_config = kubeconfig::write(&plane, root.path(), GATEWAY_ACCOUNT, None).await?;
+        let gateway = Program::new(
+            "gateway",
+            Built::Gateway,
+            vec![
+                namespace.into(),
+                "--kubeconfig".into(),
+                gateway_config.into(),
+                format!("--listen={listen}").into(),
+            ],
+            root.path(),
+        )?;
+        let mut agents = Vec::new();
+        for number in 1..=nodes {
+            let name = format!("node{number}");
+            let kubeconfig =
+                kubeconfig::write(&plane, root.path(), AGENT_ACCOUNT, Some(&name)).await?;
+            let home = Place::Node {
+                listen: format!("{address}:{}", AGENT_PORT + u16::from(number)),
+                name,
+                kubeconfig,
+            };
+            agents.push(Agent::in_place(options.clone(), home)?);
+        }
+        let mut cluster = Self {
+            plane,
+            operator,
+            gateway,
+            agents,
+            root,
+        };
+        let ready = cluster.start_parts().await;
+        if ready.is_err() {
+            cluster.dump().await;
+        }
+        ready.map(|()| cluster)
+    }
+
+    async fn start_parts(&mut self) -> Result<()> {
+        self.operator.start()?;
+        self.gateway.start()?;
+        for agent in &mut self.agents {
+            agent.restart().await?;
+        }
+        self.ready().await
+    }
+
+    /// Waits until every node offers itself and the gateway is reached through the apiserver.
+    pub async fn ready(&mut self) -> Result<()> {
+        let client = self.plane.client().await?;
+        let nodes: Api<SandboxNode> = Api::all(client.clone());
+        let wanted = self.agents.len();
+        until(START, "every node is offered", async || {
+            self.operator.check()?;
+            self.gateway.check()?;
+            let list = nodes
+                .list(&ListParams::default())
+                .await
+                .context("list sandbox nodes")?;
+            let ready = list.items.iter().filter(|node| {
+                let status = node.status.as_ref();
+                status.is_some_and(|status| {
+                    status
+                        .conditions
+                        .iter()
+                        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+                })
+            });
+            Ok((ready.count() == wanted).then_some(()))
+        })
+        .await?;
+        let path = format!("/apis/{SUBRESOURCES_GROUP}/{VERSION}");
+        until(START, "the gateway serves", async || {
+            self.gateway.check()?;
+            let output = self.plane.kubectl(&["get", "--raw", &path]).await?;
+            Ok(output.status.success().then_some(()))
+        })
+        .await
+    }
+
+    /// Runs `kubectl sandbox` as an administrator, to the end.
+    pub async fn sandbox(&self, arguments: &[&str]) -> Result<Output> {
+        process::command(Built::Cli.path()?)
+            .envs(self.plane.variables())
+            .args(arguments)
+            .output()
+            .await
+            .with_context(|| format!("run kubectl sandbox {}", arguments.join(" ")))
+    }
+
+    /// Starts `kubectl sandbox` as an administrator, its outputs on pipes.
+    pub fn spawn_sandbox(&self, arguments: &[&str]) -> Result<Child> {
+        process::command(Built::Cli.path()?)
+            .envs(self.plane.variables())
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("run kubectl sandbox {}", arguments.join(" ")))
+    }
+
+    /// A client with the token of a node's agent.
+    pub async fn agent_client(&self, node: &str) -> Result<kube::Client> {
+        let path =
+            kubeconfig::write(&self.plane, self.root.path(), AGENT_ACCOUNT, Some(node)).await?;
+        kubeconfig::client(&path).await
+    }
+
+    /// A client of an administrator who acts as somebody else.
+    pub async fn client_as(&self, user: &str) -> Result<kube::Client> {
+        kubeconfig::impersonate(&self.plane.kubeconfig()?, user).await
+    }
+
+    /// Sandboxes of the namespace `default`.
+    pub async fn sandboxes(&self) -> Result<Api<Sandbox>> {
+        Ok(Api::default_namespaced(self.plane.client().await?))
+    }
+
+    /// Applies a manifest by kubectl.
+    pub async fn apply(&self, manifest: &str) -> Result<()> {
+        let file: PathBuf = self.root.path().join("manifest.yaml");
+        std::fs::write(&file, manifest).context("write a manifest")?;
+        self.plane
+            .kubectl_text(&["apply", "-f", &file.to_string_lossy()])
+            .await
+            .map(drop)
+    }
+
+    /// Waits until a sandbox looks as `holds` wants.
+    pub async fn wait(
+        &self,
+        name: &str,
+        patience: Duration,
+        what: &str,
+        holds: impl Fn(&Sandbox) -> bool,
+    ) -> Result<Sandbox> {
+        let api = self.sandboxes().await?;
+        let told = std::cell::RefCell::new(String::new());
+        let waited = until(patience, what, async || {
+            let object = api
+                .get_opt(name)
+                .await
+                .with_context(|| format!("get the sandbox {name}"))?;
+            *told.borrow_mut() = format!("{:?}", object.as_ref().map(|object| &object.status));
+            Ok(object.filter(|object| holds(object)))
+        })
+        .await;
+        waited.with_context(|| format!("the sandbox {name} was last {}", told.borrow()))
+    }
+
+    /// Waits until a sandbox is Ready.
+    pub async fn wait_ready(&self, name: &str) -> Result<Sandbox> {
+        self.wait(name, START, "the sandbox is Ready", |object| {
+            condition(object, "Ready") == Some("True")
+        })
+        .await
+    }
+
+    /// Waits until there is no such sandbox.
+    pub async fn wait_gone(&self, name: &str) -> Result<()> {
+        let api = self.sandboxes().await?;
+        until(
+            REMOVAL,
+            &format!("the sandbox {name} is gone"),
+            async || {
+                let object = api.get_opt(name).await.context("get a sandbox")?;
+                Ok(object.is_none().then_some(()))
+            },
+        )
+        .await
+    }
+
+    async fn dump(&self) {
+        eprintln!("== operator\n{}", self.operator.tail());
+        eprintln!("== gateway\n{}", self.gateway.tail());
+        let told = self
+            .plane
+            .kubectl_text(&["get", "sandboxes,sandboxnodes", "-A", "-o", "yaml"])
+            .await;
+        eprintln!(
+            "== objects\n{}",
+            told.unwrap_or_else(|problem| format!("{problem:#}"))
+        );
+    }
+
+    async fn take_down(self) -> Result<()> {
+        let mut outcome = Ok(());
+        for agent in self.agents {
+            outcome = outcome.and(agent.take_down().await);
+        }
+        drop((self.operator, self.gateway));
+        outcome.and(self.plane.down().await)
+    }
+}
+
+/// The status of a condition.
+pub fn condition<'a>(object: &'a Sandbox, kind: &str) -> Option<&'a str> {
+    let conditions = &object.status.as_ref()?.conditions;
+    let found = conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)?;
+    Some(&found.status)
+}
+
+/// Runs `body` on a cluster. After a body that succeeded every sandbox is deleted through the apiserver, and of each node nothing but its
+/// pool may be left, and nothing at all once its agent is stopped.
+pub async fn run(
+    nodes: u8,
+    options: Options,
+    body: impl AsyncFnOnce(&mut Cluster) -> Result<()>,
+) -> Result<()> {
+    let mut cluster = Cluster::start(nodes, &options).await?;
+    let outcome = AssertUnwindSafe(whole(&mut cluster, body))
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|panic| Err(anyhow!("the test panicked: {}", words(panic.as_ref()))));
+    if let Err(problem) = &outcome {
+        cluster.dump().await;
+        for agent in &cluster.agents {
+            dump::dump(agent, problem).await;
+        }
+    }
+    let down = cluster.take_down().await.context("take the test down");
+    outcome.and(down)
+}
+
+async fn whole(
+    cluster: &mut Cluster,
+    body: impl AsyncFnOnce(&mut Cluster) -> Result<()>,
+) -> Result<()> {
+    body(cluster).await?;
+    if !cluster.operator.check()? {
+        cluster.operator.start()?;
+    }
+    for agent in &mut cluster.agents {
+        if !agent.is_started() {
+            agent
+                .restart()
+                .await
+                .context("start an agent again for the audit")?;
+        }
+    }
+    let sandboxes: Api<Sandbox> = cluster.sandboxes().await?;
+    sandboxes
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await
+        .context("delete the sandboxes")?;
+    until(REMOVAL, "every sandbox is gone", async || {
+        let list = sandboxes
+            .list_metadata(&ListParams::default())
+            .await
+            .context("list sandboxes")?;
+        Ok(list.items.is_empty().then_some(()))
+    })
+    .await?;
+    for agent in &mut cluster.agents {
+        audit::idle(agent)
+            .await
+            .context("after every sandbox was deleted")?;
+        let status = agent.stop().await?;
+        if !status.success() {
+            bail!("the agent stopped with {status}:\n{}", agent.log_tail());
+        }
+        audit::stopped(agent)
+            .await
+            .context("after the agent was stopped")?;
+    }
+    cluster.operator.check()?;
+    cluster.gateway.check()?;
+    Ok(())
+}

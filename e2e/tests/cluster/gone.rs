@@ -1,0 +1,128 @@
+//! Nodes and namespaces that go.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use cloche_crds::{Phase, Reason};
+use cloche_e2e::cluster::{self, Cluster, condition};
+use cloche_e2e::deadline::until;
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::api::{Api, DeleteParams};
+use serde_json::json;
+
+use crate::scene;
+
+const LIMIT: Duration = Duration::from_mins(2);
+
+/// The Node object is deleted: its sandbox is lost, and an agent that is still there does not go on with it.
+#[tokio::test]
+async fn a_deleted_node_loses_its_sandboxes() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        scene::start(cluster, "lost", &json!({})).await?;
+        let nodes: Api<Node> = Api::all(cluster.plane.client().await?);
+        nodes.delete("node1", &DeleteParams::default()).await?;
+        let lost = cluster
+            .wait("lost", LIMIT, "it is lost", |object| {
+                condition(object, "Finished") == Some("True")
+            })
+            .await?;
+        let status = lost.status.context("its status")?;
+        ensure!(status.phase == Phase::Failed, "{status:?}");
+        let end = status.termination.context("its end")?;
+        ensure!(end.reason == Reason::NodeLost, "{end:?}");
+        // Without a node nobody else releases it.
+        cluster
+            .sandboxes()
+            .await?
+            .delete("lost", &DeleteParams::default())
+            .await?;
+        cluster.wait_gone("lost").await
+    })
+    .await
+    .unwrap();
+}
+
+/// A silent agent ends nothing: its sandboxes are Unknown, and Ready again when it is back.
+#[tokio::test]
+async fn a_silent_agent_ends_nothing() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        scene::start(cluster, "quiet", &json!({})).await?;
+        cluster.agents[0].kill().await?;
+        let silent = cluster
+            .wait("quiet", LIMIT, "its agent counts as silent", |object| {
+                condition(object, "Ready") == Some("Unknown")
+            })
+            .await?;
+        let status = silent.status.context("its status")?;
+        ensure!(status.phase == Phase::Running, "{status:?}");
+        ensure!(status.termination.is_none(), "{status:?}");
+        cluster.agents[0].restart().await?;
+        cluster.wait_ready("quiet").await?;
+        let told = scene::python(cluster, "quiet", "print('here')").await?;
+        ensure!(told == "here\n", "{told:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// While the agent is down, and where no node was ever found: a namespace that is deleted goes, the first when the agent is back.
+#[tokio::test]
+async fn namespaces_go() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        for namespace in ["bound", "unbound"] {
+            cluster
+                .plane
+                .kubectl_text(&["create", "namespace", namespace])
+                .await?;
+        }
+        cluster
+            .apply(&scene::manifest("bound", "one", &json!({})))
+            .await?;
+        let nowhere = json!({"nodeSelector": {"example.com/none": "such"}});
+        cluster
+            .apply(&scene::manifest("unbound", "two", &nowhere))
+            .await?;
+        cluster
+            .plane
+            .kubectl_text(&[
+                "wait",
+                "--namespace=bound",
+                "--for=condition=Ready",
+                "sbx/one",
+                "--timeout=60s",
+            ])
+            .await?;
+        cluster
+            .plane
+            .kubectl_text(&[
+                "wait",
+                "--namespace=unbound",
+                "--for=condition=Scheduled=False",
+                "sbx/two",
+                "--timeout=60s",
+            ])
+            .await?;
+        cluster.agents[0].kill().await?;
+        for namespace in ["bound", "unbound"] {
+            cluster
+                .plane
+                .kubectl_text(&["delete", "namespace", namespace, "--wait=false"])
+                .await?;
+        }
+        namespace_gone(cluster, "unbound").await?;
+        cluster.agents[0].restart().await?;
+        namespace_gone(cluster, "bound").await
+    })
+    .await
+    .unwrap();
+}
+
+async fn namespace_gone(cluster: &Cluster, name: &str) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(cluster.plane.client().await?);
+    until(LIMIT, "the namespace is gone", async || {
+        let found = namespaces.get_opt(name).await.context("get a namespace")?;
+        Ok(found.is_none().then_some(()))
+    })
+    .await
+}

@@ -1,0 +1,17 @@
+//! Cloche in a cluster: objects applied, bound, run, ended and gone; its parts and the apiserver killed meanwhile; who may write what.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on must fail"
+)]
+
+mod gone;
+mod kills;
+mod many;
+mod outage;
+mod remote;
+mod rights;
+mod scene;
+mod whole;

@@ -1,0 +1,129 @@
+//! Who may write what: an agent's token speaks for its own node alone.
+
+use anyhow::{Result, ensure};
+use cloche_crds::cluster::{FINALIZER, NAMESPACE};
+use cloche_crds::{Sandbox, SandboxNode};
+use cloche_e2e::cluster::{self, Cluster};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use kube::Client;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::scene;
+
+/// What the apiserver said: 200, or its refusal.
+fn code<T>(answer: Result<T, kube::Error>) -> Result<u16> {
+    match answer {
+        Ok(_) => Ok(200),
+        Err(kube::Error::Api(status)) => Ok(status.code),
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+async fn patch(client: &Client, name: &str, status: bool, body: &Value) -> Result<u16> {
+    let sandboxes: Api<Sandbox> = Api::default_namespaced(client.clone());
+    let (params, patch) = (PatchParams::default(), Patch::Merge(body));
+    if status {
+        code(sandboxes.patch_status(name, &params, &patch).await)
+    } else {
+        code(sandboxes.patch(name, &params, &patch).await)
+    }
+}
+
+async fn agents(cluster: &Cluster) -> Result<(Client, Client)> {
+    Ok((
+        cluster.agent_client("node1").await?,
+        cluster.agent_client("node2").await?,
+    ))
+}
+
+#[tokio::test]
+async fn an_agent_writes_of_its_own_node_alone() {
+    cluster::run(2, scene::options().unwrap(), async |cluster| {
+        let (one, two) = agents(cluster).await?;
+        scene::start(
+            cluster,
+            "here",
+            &json!({"nodeSelector": {"kubernetes.io/hostname": "node1"}}),
+        )
+        .await?;
+        // Status: its own, not another's; never a binding.
+        let told = json!({"status": {"phase": "Running"}});
+        ensure!(patch(&one, "here", true, &told).await? == 200);
+        ensure!(patch(&two, "here", true, &told).await? == 403);
+        let nowhere = json!({"nodeSelector": {"example.com/none": "such"}});
+        cluster
+            .apply(&scene::manifest("default", "unbound", &nowhere))
+            .await?;
+        let bind = json!({"status": {"nodeName": "node1", "nodeUID": "x"}});
+        ensure!(patch(&one, "unbound", true, &bind).await? == 403);
+        // Spec and metadata: nobody's.
+        for body in [
+            json!({"spec": {"lifecycle": {"ttlSeconds": 5}}}),
+            json!({"metadata": {"labels": {"a": "b"}}}),
+            json!({"metadata": {"annotations": {"a": "b"}}}),
+            json!({"metadata": {"finalizers": []}}),
+        ] {
+            ensure!(patch(&one, "here", false, &body).await? == 403, "{body}");
+            ensure!(patch(&two, "here", false, &body).await? == 403, "{body}");
+        }
+        // Finalizers: of a sandbox that goes, and only ours. One of ours is put beside, so that the object stays.
+        let admin = cluster.plane.client().await?;
+        let held = json!({"metadata": {"finalizers": [FINALIZER, "example.com/held"]}});
+        ensure!(patch(&admin, "unbound", false, &held).await? == 200);
+        let other = json!({"metadata": {"finalizers": []}});
+        let sandboxes: Api<Sandbox> = Api::default_namespaced(admin.clone());
+        sandboxes
+            .delete("unbound", &DeleteParams::default())
+            .await?;
+        ensure!(patch(&one, "unbound", false, &other).await? == 403);
+        ensure!(patch(&admin, "unbound", false, &other).await? == 200);
+
+        other_objects(&one).await
+    })
+    .await
+    .unwrap();
+}
+
+/// Everything but sandboxes, with the token of node1.
+async fn other_objects(one: &Client) -> Result<()> {
+    let (post, merge) = (PostParams::default(), PatchParams::default());
+    let nodes: Api<SandboxNode> = Api::all(one.clone());
+    let draw = json!({"status": {"endpoint": "192.0.2.1:1"}});
+    let drawn = nodes
+        .patch_status("node2", &merge, &Patch::Merge(&draw))
+        .await;
+    ensure!(code(drawn)? == 403);
+    ensure!(code(nodes.delete("node2", &DeleteParams::default()).await)? == 403);
+    let leases: Api<Lease> = Api::namespaced(one.clone(), NAMESPACE);
+    let late = json!({"spec": {"leaseDurationSeconds": 7}});
+    ensure!(code(leases.patch("node2", &merge, &Patch::Merge(&late)).await)? == 403);
+    ensure!(code(leases.patch("node1", &merge, &Patch::Merge(&late)).await)? == 200);
+    ensure!(
+        code(
+            leases
+                .patch("cloche-operator", &merge, &Patch::Merge(&late))
+                .await
+        )? == 403
+    );
+    let elsewhere: Api<Lease> = Api::namespaced(one.clone(), "kube-node-lease");
+    ensure!(code(elsewhere.patch("node1", &merge, &Patch::Merge(&late)).await)? == 403);
+    let secrets: Api<Secret> = Api::all(one.clone());
+    ensure!(code(secrets.list(&ListParams::default()).await)? == 403);
+    let secret: Api<Secret> = Api::namespaced(one.clone(), NAMESPACE);
+    ensure!(code(secret.get("cloche-ca").await)? == 403);
+    let maps: Api<ConfigMap> = Api::namespaced(one.clone(), NAMESPACE);
+    ensure!(code(maps.list(&ListParams::default()).await)? == 403);
+    let pods: Api<Pod> = Api::all(one.clone());
+    ensure!(code(pods.list(&ListParams::default()).await)? == 403);
+    let requests: Api<CertificateSigningRequest> = Api::all(one.clone());
+    let gateway: CertificateSigningRequest = serde_json::from_value(json!({
+        "metadata": {"generateName": "forged-"},
+        "spec": {"request": "", "signerName": "cloche.dev/gateway", "usages": ["client auth"]},
+    }))?;
+    let asked = code(requests.create(&post, &gateway).await)?;
+    ensure!(asked == 403 || asked == 422, "{asked}");
+    Ok(())
+}

@@ -1,0 +1,51 @@
+//! What these tests have in common.
+
+use anyhow::{Context as _, Result, ensure};
+use cloche_e2e::cluster::Cluster;
+use cloche_e2e::{Options, image};
+use serde_json::{Value, json};
+
+/// Agents with the images that were prepared, a Python among them.
+pub(crate) fn options() -> Result<Options> {
+    Ok(Options::default().images(image::prepared()?))
+}
+
+/// A Sandbox of the Python image, small, with `more` in its spec.
+pub(crate) fn manifest(namespace: &str, name: &str, more: &Value) -> String {
+    let mut spec = json!({
+        "image": "oci:python",
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"cpu": "1", "memory": "256Mi"},
+        },
+    });
+    for (field, value) in more.as_object().into_iter().flatten() {
+        spec[field] = value.clone();
+    }
+    json!({
+        "apiVersion": "cloche.dev/v1alpha1",
+        "kind": "Sandbox",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    })
+    .to_string()
+}
+
+/// Applies one in the namespace `default`, and waits until it is Ready.
+pub(crate) async fn start(cluster: &Cluster, name: &str, more: &Value) -> Result<()> {
+    cluster.apply(&manifest("default", name, more)).await?;
+    cluster.wait_ready(name).await.map(drop)
+}
+
+/// Runs a Python program in a sandbox by `kubectl sandbox exec`; what it printed.
+pub(crate) async fn python(cluster: &Cluster, name: &str, program: &str) -> Result<String> {
+    let arguments = ["exec", name, "--", "python3", "-c", program];
+    let output = cluster.sandbox(&arguments).await?;
+    ensure!(
+        output.status.success(),
+        "exec in {name}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).context("read what it printed")
+}
