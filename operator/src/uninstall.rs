@@ -24,7 +24,7 @@ const NAMED: usize = 5;
 /// How `cloche-operator uninstall` is run.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Step {
-    /// Take the APIService away, then end and delete sandboxes, or refuse
+    /// Take the `APIService` away, then end and delete sandboxes, or refuse
     Before {
         /// What becomes of sandboxes that exist
         #[arg(long, value_enum)]

@@ -86,7 +86,7 @@ impl Product {
             .prefix("image-")
             .tempdir_in(workspace.artifacts())
             .context("create a directory for an image")?;
-        self.fill(staging.path(), &programs, &files)
+        fill(staging.path(), &programs, &files)
             .with_context(|| format!("make the image {}", self.name))?;
         Layout::replace(&path)?.write(&Image {
             layer: &|out| layer::write(staging.path(), &|_| Keep::Whole, out),
@@ -97,32 +97,32 @@ impl Product {
         stamp.write()?;
         Ok(path)
     }
+}
 
-    fn fill(&self, root: &Path, programs: &[PathBuf], files: &[PathBuf]) -> Result<()> {
-        std::fs::set_permissions(root, Permissions::from_mode(0o755))?;
-        for directory in ["bin", "etc", "root", "run", "tmp", "usr/bin", "var/lib"] {
-            std::fs::create_dir_all(root.join(directory))?;
-        }
-        std::fs::set_permissions(root.join("tmp"), Permissions::from_mode(0o1777))?;
-        // For people who look into it, and for what the programs ask of a shell.
-        copy(Path::new("/bin/busybox"), &root.join("bin/busybox"))?;
-        symlink("busybox", root.join("bin/sh"))?;
-        copy(Path::new(AUTHORITIES), &at(root, Path::new(AUTHORITIES)))?;
-        for program in programs {
-            let to = root.join("usr/bin").join(name(program)?);
-            // The lines of a debug build are more than half of it.
-            Command::new("strip")
-                .args(["--strip-debug", "-o"])
-                .args([&to, program])
-                .run()?;
-            copy_libraries(root, program)?;
-        }
-        for file in files {
-            copy(file, &root.join("usr/bin").join(name(file)?))?;
-            copy_libraries(root, file)?;
-        }
-        Ok(())
+fn fill(root: &Path, programs: &[PathBuf], files: &[PathBuf]) -> Result<()> {
+    std::fs::set_permissions(root, Permissions::from_mode(0o755))?;
+    for directory in ["bin", "etc", "root", "run", "tmp", "usr/bin", "var/lib"] {
+        std::fs::create_dir_all(root.join(directory))?;
     }
+    std::fs::set_permissions(root.join("tmp"), Permissions::from_mode(0o1777))?;
+    // For people who look into it, and for what the programs ask of a shell.
+    copy(Path::new("/bin/busybox"), &root.join("bin/busybox"))?;
+    symlink("busybox", root.join("bin/sh"))?;
+    copy(Path::new(AUTHORITIES), &at(root, Path::new(AUTHORITIES)))?;
+    for program in programs {
+        let to = root.join("usr/bin").join(name(program)?);
+        // The lines of a debug build are more than half of it.
+        Command::new("strip")
+            .args(["--strip-debug", "-o"])
+            .args([&to, program])
+            .run()?;
+        copy_libraries(root, program)?;
+    }
+    for file in files {
+        copy(file, &root.join("usr/bin").join(name(file)?))?;
+        copy_libraries(root, file)?;
+    }
+    Ok(())
 }
 
 fn name(path: &Path) -> Result<&std::ffi::OsStr> {
@@ -188,6 +188,6 @@ mod tests {
             ]
             .map(PathBuf::from)
         );
-        assert_eq!(libraries("\tstatically linked\n"), [PathBuf::new(); 0]);
+        assert!(libraries("\tstatically linked\n").is_empty());
     }
 }

@@ -103,7 +103,7 @@ const CLUSTER: &[Program] = &[
 
 /// Builds what `mode` needs and is missing, or was made of something else.
 pub(super) fn build(workspace: &Workspace, mode: Mode) -> Result<()> {
-    let more = match mode {
+    let beside = match mode {
         Mode::ControlPlane => &[],
         Mode::Cluster => CLUSTER,
     };
@@ -112,7 +112,7 @@ pub(super) fn build(workspace: &Workspace, mode: Mode) -> Result<()> {
     // Some are in a folder of their own.
     let bin = super::directory(workspace).join("bin/cni");
     std::fs::create_dir_all(&bin).with_context(|| format!("create {}", bin.display()))?;
-    for program in CONTROL_PLANE.iter().chain(more) {
+    for program in CONTROL_PLANE.iter().chain(beside) {
         program.build(workspace, &module, &inputs)?;
     }
     Ok(())
