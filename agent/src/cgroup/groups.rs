@@ -187,7 +187,8 @@ impl Groups {
         };
         let process = match pidfd_open(id, PidfdFlags::empty()) {
             Ok(process) => process,
-            Err(Errno::SRCH) => return Ok(()),
+            // EINVAL: the kernel found the number in use, but its process just ended, or it is a thread that leads no group.
+            Err(Errno::SRCH | Errno::INVAL) => return Ok(()),
             Err(error) => return Err(failed("open", error)),
         };
         let groups = file::read_if_there(Path::new(&format!("/proc/{pid}/cgroup")));
