@@ -335,11 +335,16 @@ async fn follow_main(
         if let (Some(at), None) = (begun.started, begun.ended) {
             drop(events.send(Event::MainStarted { at }).await);
         }
-        let state = state.wait_for(|state| state.ended.is_some()).await.ok()?;
-        let ended = state.ended.clone()?;
+        let ended = session.ended().await.ok()?;
+        // What it printed may still be with init, which is killed once this is told.
+        let ended = tokio::select! {
+            settled = session.settled() => settled.ok()?,
+            () = out_of_reach(&sessions) => ended,
+        };
+        let started = session.state().borrow().started;
         Some(Event::MainEnded {
             cause: death::of_main(&ended),
-            began: state.started.unwrap_or_else(|| ended.began()),
+            began: started.unwrap_or_else(|| ended.began()),
             at: ended.at,
         })
     };
@@ -356,6 +361,20 @@ async fn follow_main(
         }
         event = health => Ok(event),
     }
+}
+
+/// Returns where what init still holds cannot be had: it does not answer, or there is no room for it. Then a sandbox whose command has
+/// ended ends all the same; it may be its own files that take the room.
+async fn out_of_reach(sessions: &Sessions) {
+    let mut health = sessions.health();
+    // An error: the channel's task is gone.
+    drop(
+        health
+            .wait_for(|health| {
+                health.storage_full.is_some() || !matches!(health.link, Link::Connecting | Link::Up)
+            })
+            .await,
+    );
 }
 
 /// Tells that a sandbox without a command of its own runs, once its init answers.

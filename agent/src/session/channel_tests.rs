@@ -13,8 +13,8 @@ use nix::unistd::pipe;
 use super::super::log::Caps;
 use super::super::simulation::Holder;
 use super::super::{
-    Chunk, CommandId, NewSession, Outcome, Session, SessionError, Sessions, StdinError, Stream,
-    Until,
+    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, StdinError,
+    Stream, Until,
 };
 use super::*;
 
@@ -318,6 +318,77 @@ async fn a_restarted_agent_goes_on_where_the_log_ends() {
         }
     }
     assert_eq!(sandbox.act(|holder| holder.begun["a"]), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_is_settled_once_the_output_before_it_is_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, _) = sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    cancel.cancel();
+    drop(sessions);
+    within(session.requests().closed()).await;
+    // That agent was killed after it had recorded the end, and before it had the output.
+    let at = id("a").directory(dir.path());
+    let mut record = record::Record::load(&at, &id("a")).unwrap().unwrap();
+    record.end(Arc::new(Ended {
+        outcome: Outcome::Exited {
+            code: 7,
+            signal: 0,
+            timed_out: false,
+            not_started: None,
+            message: String::new(),
+            duration_ms: 1,
+        },
+        at: record.created,
+        stdout: 3,
+        stderr: 0,
+    }));
+    record::store(&at, &record.encode().unwrap()).unwrap();
+    sandbox.act(|holder| {
+        holder.print("a", 0, b"out");
+        holder.exit("a", 7, true);
+    });
+
+    let gate = CancellationToken::new();
+    *sandbox.gate.lock().unwrap() = Some(gate.clone());
+    let (sessions, cancel) = open(dir.path(), &sandbox, false).await;
+    let session = sessions.get(&id("a")).await.unwrap();
+    let ended = within(session.ended()).await.unwrap();
+    assert_eq!(session.settled().now_or_never().map(Result::unwrap), None);
+    gate.cancel();
+    assert_eq!(within(session.settled()).await.unwrap(), ended);
+    let (bytes, _) = read_all(&session, Stream::Stdout, Until::Now).await;
+    assert_eq!(bytes, b"out");
+    cancel.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_is_settled_too_where_its_output_never_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::default();
+    let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
+    let (session, _) = sessions.create(id("a"), new()).await.unwrap();
+    begun(&sandbox, "a").await;
+    sandbox.act(|holder| {
+        holder.print("a", 0, b"out");
+        holder.lies = true;
+        let command = holder.commands.get_mut("a").unwrap();
+        command.exit = Some(frame::Exit::default());
+        command.outputs[0].at_exit = Some(5);
+        command.outputs[1].at_exit = Some(0);
+        command.dirty = true;
+        holder.pump();
+    });
+    let settled = within(session.settled()).await.unwrap();
+    assert_eq!(settled.stdout, 3);
+    let Outcome::Exited { message, .. } = &settled.outcome else {
+        panic!("{settled:?}");
+    };
+    assert!(message.contains("is lost"), "{message}");
+    cancel.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -193,6 +193,34 @@ impl Session {
         state.ended.clone().ok_or(SessionError::ShuttingDown)
     }
 
+    /// Waits for its end, and until all output of the command itself is in the log. Where the rest of it never comes, its end
+    /// says so and names less. Cancel safe.
+    ///
+    /// A command's end may be known long before its output is here: init tells the end first, and an agent may be killed between
+    /// the two.
+    pub async fn settled(&self) -> Result<Arc<Ended>, SessionError> {
+        let mut state = self.state.clone();
+        let [mut stdout, mut stderr] =
+            Stream::ALL.map(|stream| self.shared.tails.tail(stream).span.subscribe());
+        loop {
+            let here = [&mut stdout, &mut stderr].map(|span| span.borrow_and_update().length);
+            let ended = state.borrow_and_update().ended.clone();
+            if let Some(ended) = ended
+                && ended.stdout <= here[0]
+                && ended.stderr <= here[1]
+            {
+                return Ok(ended);
+            }
+            // All are levels, looked at above.
+            tokio::select! {
+                changed = state.changed() => changed,
+                changed = stdout.changed() => changed,
+                changed = stderr.changed() => changed,
+            }
+            .map_err(|_| SessionError::ShuttingDown)?;
+        }
+    }
+
     /// Counts as a client until the guard is dropped.
     pub fn attach(&self) -> Attachment {
         self.shared.attached.fetch_add(1, Ordering::AcqRel);

@@ -12,7 +12,7 @@ pub(super) struct Output {
     pub(super) acked: u64,
     sent: u64,
     pub(super) end: Option<u64>,
-    at_exit: Option<u64>,
+    pub(super) at_exit: Option<u64>,
 }
 
 impl Output {
@@ -30,7 +30,7 @@ pub(super) struct Command {
     drained: u64,
     begun_ms: u64,
     pub(super) signals: Vec<(i32, i32)>,
-    dirty: bool,
+    pub(super) dirty: bool,
 }
 
 /// The holder.
