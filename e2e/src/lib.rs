@@ -9,6 +9,7 @@
 //!     └─────► dump        what a person needs after a failure
 //!   image, registry       OCI layouts, hostile ones too; a real registry on the loopback
 //!   rig                   a real control plane of Kubernetes, with an ID that nobody else uses
+//!   points, random        where and when to kill; subject: sandboxes that show whether they ran once
 //! ```
 //!
 //! A test is `trial::run(options, async |agent| ...)`: whatever happens in it, the agent's state is dumped on failure, audited
@@ -26,10 +27,13 @@ pub mod deadline;
 pub mod dump;
 pub mod image;
 pub mod level;
+pub mod points;
 pub mod process;
+pub mod random;
 pub mod registry;
 pub mod rig;
 pub mod session;
+pub mod subject;
 pub mod trial;
 
 pub use agent::{Agent, Options};

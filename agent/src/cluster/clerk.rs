@@ -31,6 +31,7 @@ use super::seen::Seen;
 use super::{patch, status};
 use crate::board::{Board, Change};
 use crate::clock;
+use crate::fault;
 use crate::sandbox::SandboxRecord;
 use crate::settled::Settle;
 use crate::source::{Accounted, SandboxKey};
@@ -407,8 +408,13 @@ impl<O: Objects> Clerk<O> {
         match answer {
             Ok(object) => {
                 entry.failures = 0;
-                if let Request::Tell(_) = request {
-                    entry.pace.written_at = Some(now);
+                match request {
+                    Request::Tell(_) => {
+                        fault::point("status-written");
+                        entry.pace.written_at = Some(now);
+                    }
+                    Request::Release(_) => fault::point("finalizer-off"),
+                    Request::Ask => {}
                 }
                 match Seen::of(object) {
                     Some(seen) if seen.uid == uid => {

@@ -10,7 +10,10 @@
 mod gone;
 mod kills;
 mod many;
+mod marked;
 mod outage;
+mod points;
+mod random;
 mod remote;
 mod rights;
 mod scene;

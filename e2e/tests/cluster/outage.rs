@@ -30,7 +30,7 @@ async fn limits_hold_and_ends_are_dated_without_an_apiserver() {
         agent.kubectl(&eat).await?;
         agent.wait_finished("hungry", LIMIT).await?;
         agent.wait_finished("short", LIMIT).await?;
-        let scale: f64 = std::env::var("CLOCHE_SCALE").map_or(Ok(1.0), |scale| scale.parse())?;
+        let scale = cloche_e2e::random::scale()?;
         let patience = Duration::from_secs_f64((AWAY * scale).max(6.0));
         // The outage is what is tested: its length is no condition that could be awaited.
         let gone = Duration::try_from(Timestamp::now().duration_since(away))?;

@@ -177,7 +177,7 @@ async fn streams_outlive_the_apiservers_minute() {
             .write_all(b"early\n")
             .await
             .context("write its input")?;
-        let scale: f64 = std::env::var("CLOCHE_SCALE").map_or(Ok(1.0), |scale| scale.parse())?;
+        let scale = cloche_e2e::random::scale()?;
         // What is tested is time itself.
         tokio::time::sleep(Duration::from_secs_f64(HELD * scale)).await;
         stdin

@@ -27,7 +27,7 @@ fn kill_sentry(agent: &cloche_e2e::Agent) -> Result<()> {
 
 #[tokio::test]
 async fn a_killed_sentry_is_told_within_a_second() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "victim", &stays())?;
         stands(agent, "victim").await?;
@@ -64,7 +64,7 @@ async fn a_killed_sentry_is_told_within_a_second() {
 
 #[tokio::test]
 async fn what_ends_while_no_agent_runs_ends_as_it_did() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "victim", &stays())?;
         stands(agent, "victim").await?;
@@ -122,7 +122,7 @@ fn lasted(seen: &Seen, seconds: RangeInclusive<i64>) -> Result<()> {
 
 #[tokio::test]
 async fn what_began_in_time_is_adopted_after_its_start_timeout() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         agent.stop().await?;
         agent.restart_with_fault(Some("main.started"))?;
@@ -141,7 +141,7 @@ async fn what_began_in_time_is_adopted_after_its_start_timeout() {
 
 #[tokio::test]
 async fn a_mistake_in_a_manifest_disturbs_nothing_over_a_restart() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "stays", &stays())?;
         stands(agent, "stays").await?;
@@ -192,7 +192,7 @@ async fn a_mistake_in_a_manifest_disturbs_nothing_over_a_restart() {
 
 #[tokio::test]
 async fn a_stopped_agent_leaves_its_sandboxes_running() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "stays", &stays())?;
         stands(agent, "stays").await?;

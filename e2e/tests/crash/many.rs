@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use cloche_e2e::random::scaled;
 use cloche_e2e::session::command;
 use cloche_e2e::{Options, image, trial};
 use futures::future::try_join_all;
@@ -10,14 +11,14 @@ use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::subject::{drop_want, scaled, want};
+use super::subject::{drop_want, want};
 
 /// For all of them.
 const LIMIT: Duration = Duration::from_mins(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many() {
-    let count = scaled(50, 20);
+    let count = scaled(50, 20).unwrap();
     let options = Options::default()
         .images(image::prepared().unwrap())
         .pool("cpu=1,memory=128Mi,created=2,started=8");

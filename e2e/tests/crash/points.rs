@@ -6,6 +6,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use cloche_e2e::audit::Ledger;
 use cloche_e2e::deadline::{until, within};
+use cloche_e2e::points::During::{self, Claim, Deadline, Delete, Image, Life, Pool, Release, Tell};
+use cloche_e2e::points::{POINTS, points};
 use cloche_e2e::{Agent, audit, trial};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -13,71 +15,6 @@ use tokio::time::Instant;
 use super::subject::{
     Images, LIMIT, drop_want, ended_as, ends, has_ended, ran_once, stands, stays, want,
 };
-
-/// What the agent does when it is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum During {
-    /// It starts two sandboxes, of which one ends by itself.
-    Life,
-    /// The same, with an image that the node does not have.
-    Image,
-    /// A sandbox that runs is deleted.
-    Delete,
-    /// A sandbox that runs comes to its deadline, and is told to end.
-    Deadline,
-    /// It fills its pool.
-    Pool,
-    /// It starts a sandbox on an instance of its pool.
-    Claim,
-}
-
-use During::{Claim, Deadline, Delete, Image, Life, Pool};
-
-/// Every point of the agent's source, and what it is doing there in these tests. `NAME:N` is the N-th passage.
-const POINTS: &[(&str, &[During])] = &[
-    ("sandbox.before-record", &[Life]),
-    ("sandbox.recorded", &[Life]),
-    ("Bound", &[Image]),
-    ("image-pulled", &[Image]),
-    ("image-unpacked", &[Image]),
-    ("image-named", &[Image]),
-    ("instance.create.recorded", &[Life, Pool]),
-    ("instance.create.group", &[Life, Pool]),
-    ("instance.create.created", &[Life, Pool]),
-    ("instance.create.network", &[Life, Pool]),
-    ("instance.create.made", &[Life, Pool]),
-    ("instance.start", &[Life, Pool]),
-    ("instance.started", &[Life, Pool]),
-    ("Claimed", &[Life, Claim]),
-    ("claim.limited", &[Life, Claim]),
-    ("claim.container-created", &[Life]),
-    ("claim.container-started", &[Life, Claim]),
-    ("claim.channel", &[Life]),
-    ("MainRequested", &[Life, Claim]),
-    ("session-record", &[Life]),
-    ("session-record:2", &[Life]),
-    ("session-recorded", &[Life]),
-    ("session-recorded:2", &[Life]),
-    ("session-output-written", &[Life]),
-    ("main.created", &[Life]),
-    ("main.started", &[Life]),
-    ("Running", &[Life]),
-    ("Stopping", &[Delete, Deadline]),
-    ("Ending", &[Life, Delete, Deadline]),
-    ("sandbox.killed", &[Life, Delete]),
-    ("instance.destroy.killed", &[Life, Delete]),
-    ("instance.destroy.files", &[Life, Delete]),
-    ("instance.destroy.group", &[Life, Delete]),
-    ("Ended", &[Life, Delete]),
-    ("sandbox.remove.files", &[Delete]),
-    ("sandbox.removed", &[Delete]),
-];
-
-fn points(during: During) -> impl Iterator<Item = &'static str> {
-    let there =
-        move |(point, all): &(&'static str, &[During])| all.contains(&during).then_some(*point);
-    POINTS.iter().filter_map(there)
-}
 
 /// Kills the agent at each point of `during`, one after the other on the same state; `prepare` is done before it is started with
 /// the point armed, `provoke` once it serves, and `judge` when it was killed and started again.
@@ -95,7 +32,7 @@ async fn at_each_point(
         Pool | Claim => images
             .options()
             .pool("cpu=1,memory=64Mi,created=1,started=1"),
-        Life | Image | Delete | Deadline => images.options(),
+        Life | Image | Delete | Deadline | Tell | Release => images.options(),
     };
     let whole = trial::run(options, async |agent| {
         for point in points(during) {

@@ -5,40 +5,14 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use cloche_e2e::random::{Random, scaled, seed};
 use cloche_e2e::{Agent, trial};
 use nix::sys::signal::Signal;
 
-use super::subject::{Images, drop_want, ends, has_ended, scaled, stands, stays, want};
+use super::subject::{Images, drop_want, ends, has_ended, stands, stays, want};
 
 /// Longest time from one kill to the next, in microseconds: from the midst of the agent's start to well after it.
 const SPAN: u64 = 1_200_000;
-
-/// `SplitMix64`: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap()
-    }
-}
-
-fn seed() -> u64 {
-    let fresh = || {
-        let bytes = std::fs::read("/proc/sys/kernel/random/uuid").unwrap();
-        bytes.iter().fold(0, |seed: u64, byte| {
-            seed.wrapping_mul(31).wrapping_add(u64::from(*byte))
-        })
-    };
-    std::env::var("CLOCHE_SEED").map_or_else(|_| fresh(), |seed| seed.parse().unwrap())
-}
 
 /// Whether a sandbox ends by itself.
 type Wanted = BTreeMap<String, bool>;
@@ -71,21 +45,21 @@ fn change(
 
 #[tokio::test]
 async fn random_kills() {
-    let (kills, all) = (scaled(100, 10), scaled(50, 8));
-    let seed = seed();
+    let (kills, all) = (scaled(100, 10).unwrap(), scaled(50, 8).unwrap());
+    let seed = seed().unwrap();
     println!("CLOCHE_SEED={seed}: {kills} kills, {all} sandboxes");
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     let options = images
         .options()
         .pool("cpu=1,memory=64Mi,created=1,started=1");
     trial::run(options, async |agent| {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let (mut wanted, mut made) = (Wanted::new(), 0);
         for number in 0..kills {
             while made * kills < all * (number + 1) {
                 change(agent, &mut random, &mut wanted, &mut made, all)?;
             }
-            let pause = Duration::from_micros(random.next() % SPAN);
+            let pause = Duration::from_micros(random.number() % SPAN);
             // The time of a kill is what is random here.
             tokio::time::sleep(pause).await;
             if let Some(status) = agent.exited()? {

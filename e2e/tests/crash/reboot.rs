@@ -38,7 +38,7 @@ async fn started(agent: &Agent, name: &str) -> Result<String> {
 
 #[tokio::test]
 async fn a_reboot_loses_what_had_begun_and_nothing_else() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     // The pool, of another shape, is lost too, and is made anew.
     let options = images
         .options()

@@ -83,7 +83,7 @@ async fn talk(
 
 #[tokio::test]
 async fn numbered_lines() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "talks", &json!({}))?;
         agent.wait_running("talks", LIMIT).await?;
@@ -112,7 +112,7 @@ async fn numbered_lines() {
 
 #[tokio::test]
 async fn a_terminal() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "talks", &json!({}))?;
         agent.wait_running("talks", LIMIT).await?;
@@ -203,7 +203,7 @@ async fn feed(session: &mut Session, input: &[u8], until: usize) -> Result<()> {
 
 #[tokio::test]
 async fn stdin_half_sent() {
-    let images = Images::busybox();
+    let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
         want(agent, "talks", &json!({}))?;
         agent.wait_running("talks", LIMIT).await?;

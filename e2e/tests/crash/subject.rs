@@ -7,35 +7,18 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use cloche_e2e::audit::Ledger;
 use cloche_e2e::deadline::until;
-use cloche_e2e::image::{Entry, Image, Layer, busybox_layer};
 use cloche_e2e::level::Seen;
 use cloche_e2e::session::command;
-use cloche_e2e::{Agent, Options, client};
+pub(super) use cloche_e2e::subject::{Images, ends, once, stays};
+use cloche_e2e::subject::{manifest, mark};
+use cloche_e2e::{Agent, client};
 use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
 use cloche_proto::agent::v1alpha1::{Exit, LogRequest, Stream};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use serde_json::Value;
 
 /// How long anything of one sandbox may take on a machine that does much else.
 pub(super) const LIMIT: Duration = Duration::from_mins(1);
-
-/// Says once that it ran, in its output and in a file, then does `rest`.
-const ONCE: &str =
-    "n=$(head -c 8 /dev/urandom | od -An -tx1 | tr -d ' \\n'); echo $n >>/ran; echo ran $n; ";
-
-/// A number of repetitions: `whole` times `CLOCHE_SCALE`, and no fewer than `least`.
-pub(super) fn scaled(whole: usize, least: usize) -> usize {
-    let scale: f64 = std::env::var("CLOCHE_SCALE").map_or(1.0, |scale| scale.parse().unwrap());
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        reason = "a small number of repetitions"
-    )]
-    let scaled = (whole as f64 * scale) as usize;
-    scaled.max(least)
-}
 
 /// The numbers 1 to `last`, each with `end`.
 pub(super) fn numbers(last: usize, end: &str) -> String {
@@ -43,71 +26,6 @@ pub(super) fn numbers(last: usize, end: &str) -> String {
         write!(text, "{number}{end}").unwrap();
         text
     })
-}
-
-/// Local images, a folder each.
-pub(super) struct Images(TempDir);
-
-impl Images {
-    /// A busybox by each of these names; no two have the same digest.
-    pub(super) fn new(names: impl IntoIterator<Item = String>) -> Result<Self> {
-        let images = Self(tempfile::tempdir().context("make a folder of images")?);
-        for name in names {
-            let mark = Layer::default().add("mark", Entry::File(name.as_bytes().to_vec()))?;
-            let config = cloche_e2e::image::Config {
-                env: vec!["PATH=/bin".to_owned()],
-                cmd: vec!["sh".to_owned()],
-                ..Default::default()
-            };
-            Image::new(vec![busybox_layer()?, mark], &config)?
-                .write(&images.0.path().join(name), "latest")?;
-        }
-        Ok(images)
-    }
-
-    /// Busybox alone, as `oci:busybox`.
-    pub(super) fn busybox() -> Self {
-        Self::new(["busybox".to_owned()]).unwrap()
-    }
-
-    /// An agent that has them, without a pool.
-    pub(super) fn options(&self) -> Options {
-        Options::default().images(self.0.path())
-    }
-}
-
-/// A manifest of a small sandbox; `spec` is laid over.
-pub(super) fn manifest(name: &str, spec: &Value) -> String {
-    let mut whole = json!({
-        "image": "oci:busybox",
-        "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}},
-        "lifecycle": {"terminationGracePeriodSeconds": 30},
-    });
-    for (key, value) in spec.as_object().unwrap() {
-        whole[key] = value.clone();
-    }
-    json!({
-        "apiVersion": "cloche.dev/v1alpha1",
-        "kind": "Sandbox",
-        "metadata": {"name": name},
-        "spec": whole,
-    })
-    .to_string()
-}
-
-/// Runs `rest` after it has said that it ran.
-pub(super) fn once(rest: &str) -> Value {
-    json!({"command": ["sh", "-c", format!("{ONCE}{rest}")]})
-}
-
-/// Stays; ends at SIGTERM, and says so.
-pub(super) fn stays() -> Value {
-    once("trap 'echo told to end; exit 0' TERM; sleep 1000 & wait")
-}
-
-/// Ends by itself with exit code 7.
-pub(super) fn ends() -> Value {
-    once("exit 7")
 }
 
 /// Where the manifest of `name` lies when a test puts it there.
@@ -164,15 +82,7 @@ pub(super) async fn kept(agent: &Agent, name: &str, id: &str) -> Result<(Vec<u8>
 pub(super) async fn ran_once(agent: &Agent, name: &str, more: &str) -> Result<String> {
     let (output, _) = kept(agent, name, "").await?;
     let text = String::from_utf8(output).context("read a log as text")?;
-    let mark: String = text
-        .strip_prefix("ran ")
-        .map(|rest| rest.chars().take(16).collect())
-        .unwrap_or_default();
-    ensure!(
-        mark.len() == 16 && text == format!("ran {mark}\n{more}"),
-        "{name} printed {text:?}"
-    );
-    Ok(mark)
+    mark(&text, more).with_context(|| format!("what {name} printed"))
 }
 
 /// The sandbox of [`stays`] runs, serves commands, and its command has run exactly once.
