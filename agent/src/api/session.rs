@@ -408,6 +408,7 @@ mod tests {
             at: clock::now(),
             stdout: 0,
             stderr: 0,
+            lost: false,
         };
         let message = "init no longer knows it".to_owned();
         let lost = exit(&ended(Outcome::Lost {

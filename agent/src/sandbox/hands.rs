@@ -278,18 +278,21 @@ impl Shared {
         else {
             return;
         };
-        let mut used = Usage::default();
+        let (mut usage, mut output_lost) = (Usage::default(), false);
         if let Some(id) = instance {
+            start::settle_main(&self).await;
             // What it uses goes with its processes.
             let last = self.sample(id).await;
             self.node.workshop.kill(id).await;
             start::end_sessions(&self, &record, termination.cause.reason.as_str()).await;
-            used = self.used(id, &record, last, termination.cause.reason).await;
+            output_lost = start::is_output_lost(&self).await;
+            usage = self.used(id, &record, last, termination.cause.reason).await;
             crate::fault::point("sandbox.killed");
             self.node.workshop.demolish(id).await;
         }
         self.holding().instance = None;
-        drop(events.send(Event::TornDown(used)).await);
+        let torn_down = Event::TornDown { usage, output_lost };
+        drop(events.send(torn_down).await);
     }
 
     /// Memory in use now, in bytes, where there is something to count.

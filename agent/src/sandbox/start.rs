@@ -33,6 +33,9 @@ use crate::sys::log::BoundedLog;
 const INIT_SAYS: usize = 16 << 10;
 const INIT_TOLD: usize = 512;
 
+/// How long output may take that was printed before a command's end. On a machine that is busy, init may be slow.
+const SETTLE: Duration = Duration::from_secs(30);
+
 /// How long after the last word of a sentry its death may show.
 const DEATH_SHOWS: Duration = Duration::from_millis(250);
 
@@ -253,6 +256,65 @@ pub(super) async fn reopen(shared: &Shared, record: &SandboxRecord) -> Result<Se
         .map_err(|error| death::of_start(&error, false))
 }
 
+/// Waits until what the sandbox's command printed before its end is in the log: init tells an end before the output that led to it, and
+/// both go with the instance. Not where the command has not ended, and not longer than [`SETTLE`].
+pub(super) async fn settle_main(shared: &Shared) {
+    let (Some(sessions), Some(instance)) = (shared.sessions(), shared.instance()) else {
+        return;
+    };
+    let Ok(session) = sessions.get(&main_id()).await else {
+        return;
+    };
+    let has_ended = session.state().borrow().ended.is_some();
+    // All commands end with the process that they live under, which init tells before their ends.
+    let is_ending = matches!(sessions.health().borrow().link, Link::SpawnerKilled { .. });
+    if !has_ended && !is_ending {
+        return;
+    }
+    let settled = async {
+        tokio::select! {
+            // All are cancel safe: they look at levels. An error: the agent stops, or nothing can be known of the sentry.
+            settled = session.settled() => drop(settled),
+            gone = instance.sentry.gone() => drop(gone),
+            () = out_of_reach(shared, &sessions) => {}
+        }
+    };
+    if tokio::time::timeout(SETTLE, settled).await.is_err() {
+        tracing::warn!("what a command printed before its end did not come in time");
+    }
+}
+
+/// Returns where what init still holds cannot be had: it is gone, or there is no room. It may be the sandbox's own files that take it.
+async fn out_of_reach(shared: &Shared, sessions: &Sessions) {
+    let mut health = sessions.health();
+    loop {
+        let seen = health.borrow_and_update().clone();
+        let is_gone = match seen.link {
+            Link::Ended => true,
+            Link::Unavailable { .. } => init_has_ended(shared).await,
+            Link::Connecting | Link::Up | Link::SpawnerKilled { .. } => false,
+        };
+        if is_gone || seen.storage_full.is_some() || health.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether the end of what the sandbox's command printed is known to be lost.
+pub(super) async fn is_output_lost(shared: &Shared) -> bool {
+    let Some(sessions) = shared.sessions() else {
+        return false;
+    };
+    match sessions.get(&main_id()).await {
+        Ok(session) => {
+            let state = session.state();
+            let state = state.borrow();
+            state.ended.as_ref().is_some_and(|ended| ended.lost)
+        }
+        Err(_) => false,
+    }
+}
+
 /// Ends all sessions of a sandbox that has ended; what they printed and how they ended can still be read.
 pub(super) async fn end_sessions(shared: &Shared, record: &SandboxRecord, reason: &str) {
     let sessions = match shared.sessions() {
@@ -336,11 +398,6 @@ async fn follow_main(
             drop(events.send(Event::MainStarted { at }).await);
         }
         let ended = session.ended().await.ok()?;
-        // What it printed may still be with init, which is killed once this is told.
-        let ended = tokio::select! {
-            settled = session.settled() => settled.ok()?,
-            () = out_of_reach(&sessions) => ended,
-        };
         let started = session.state().borrow().started;
         Some(Event::MainEnded {
             cause: death::of_main(&ended),
@@ -361,20 +418,6 @@ async fn follow_main(
         }
         event = health => Ok(event),
     }
-}
-
-/// Returns where what init still holds cannot be had: it does not answer, or there is no room for it. Then a sandbox whose command has
-/// ended ends all the same; it may be its own files that take the room.
-async fn out_of_reach(sessions: &Sessions) {
-    let mut health = sessions.health();
-    // An error: the channel's task is gone.
-    drop(
-        health
-            .wait_for(|health| {
-                health.storage_full.is_some() || !matches!(health.link, Link::Connecting | Link::Up)
-            })
-            .await,
-    );
 }
 
 /// Tells that a sandbox without a command of its own runs, once its init answers.

@@ -59,7 +59,12 @@ pub enum Event {
     /// The node needs what it uses.
     Evict(Cause),
     /// Nothing of the instance is left.
-    TornDown(Usage),
+    TornDown {
+        /// What the sandbox used.
+        usage: Usage,
+        /// The end of what its command printed is lost.
+        output_lost: bool,
+    },
 }
 
 impl Event {
@@ -79,7 +84,7 @@ impl Event {
             | Self::Delete
             | Self::Changed { .. }
             | Self::Evict(_)
-            | Self::TornDown(_) => false,
+            | Self::TornDown { .. } => false,
         }
     }
 }
@@ -98,7 +103,7 @@ pub enum Action {
     RequestMain,
     /// Send SIGTERM to the command.
     Terminate,
-    /// Stop whatever effect is under way, kill and remove the instance and what it holds: [`Event::TornDown`].
+    /// Stop whatever effect is under way, take what its command printed, kill and remove the instance and what it holds: [`Event::TornDown`].
     TearDown,
     /// Let the output of the sandbox's commands be read, which has ended under an earlier agent.
     ServeLogs,
@@ -142,7 +147,7 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
             // Its deadline may have passed by that: the driver looks.
             Vec::new()
         }
-        Event::TornDown(usage) => on_torn_down(&mut next, usage),
+        Event::TornDown { usage, output_lost } => on_torn_down(&mut next, usage, output_lost),
     };
     (next, actions)
 }
@@ -319,14 +324,20 @@ fn on_delete(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     }
 }
 
-fn on_torn_down(record: &mut SandboxRecord, usage: Usage) -> Vec<Action> {
+fn on_torn_down(record: &mut SandboxRecord, usage: Usage, output_lost: bool) -> Vec<Action> {
     let State::Ending { termination, .. } = &record.state else {
         return Vec::new();
     };
-    let termination = Termination {
+    let mut termination = Termination {
         usage: Some(usage),
         ..termination.clone()
     };
+    if output_lost {
+        termination
+            .cause
+            .message
+            .push_str("; the end of its output is lost");
+    }
     record.state = State::Ended { termination };
     if record.deleted {
         vec![Action::Remove]

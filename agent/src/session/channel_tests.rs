@@ -345,6 +345,7 @@ async fn an_end_is_settled_once_the_output_before_it_is_here() {
         at: record.created,
         stdout: 3,
         stderr: 0,
+        lost: false,
     }));
     record::store(&at, &record.encode().unwrap()).unwrap();
     sandbox.act(|holder| {
@@ -383,6 +384,7 @@ async fn an_end_is_settled_too_where_its_output_never_comes() {
         holder.pump();
     });
     let settled = within(session.settled()).await.unwrap();
+    assert!(settled.lost);
     assert_eq!(settled.stdout, 3);
     let Outcome::Exited { message, .. } = &settled.outcome else {
         panic!("{settled:?}");

@@ -367,6 +367,7 @@ fn unreadable(id: CommandId, error: &super::record::RecordError) -> Record {
             at: now,
             stdout: 0,
             stderr: 0,
+            lost: false,
         })),
     }
 }

@@ -256,6 +256,7 @@ mod tests {
             at: record.created,
             stdout: 3,
             stderr: 4,
+            lost: false,
         }));
         store(&at, &record.encode().unwrap()).unwrap();
         assert_eq!(

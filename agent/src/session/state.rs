@@ -65,6 +65,9 @@ pub struct Ended {
     pub stdout: u64,
     /// All stderr of the command itself lies before this offset.
     pub stderr: u64,
+    /// The end of its output is lost: the sandbox announced more than it sent, or ended before it could be stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
 }
 
 impl Ended {

@@ -51,7 +51,10 @@ impl Hands for Remembering {
         self.note(&format!("{action:?}"));
         let outcome = match action {
             Action::Pull => Event::Image(Err(gone())),
-            Action::TearDown => Event::TornDown(Usage::default()),
+            Action::TearDown => Event::TornDown {
+                usage: Usage::default(),
+                output_lost: false,
+            },
             _ => return,
         };
         events.try_send(outcome).unwrap();

@@ -64,6 +64,32 @@ fn ended(cause: Cause, second: i64) -> Event {
     }
 }
 
+fn torn_down() -> Event {
+    Event::TornDown {
+        usage: Usage::default(),
+        output_lost: false,
+    }
+}
+
+#[test]
+fn output_that_is_lost_is_told() {
+    let events = to_running().into_iter().chain([
+        ended(exit(0), 6),
+        Event::TornDown {
+            usage: Usage::default(),
+            output_lost: true,
+        },
+    ]);
+    let (record, _) = play(record(), events);
+    let end = record.state.termination().unwrap();
+    assert_eq!(end.cause.reason, Reason::Completed);
+    assert!(
+        end.cause.message.ends_with("the end of its output is lost"),
+        "{}",
+        end.cause.message
+    );
+}
+
 #[test]
 fn who_kills_init_has_run() {
     let mut events = to_running();
@@ -79,11 +105,9 @@ fn who_kills_init_has_run() {
 #[test]
 fn a_whole_life() {
     use Action::{Claim, Prepare, Pull, Remove, RequestMain, TearDown};
-    let events = to_running().into_iter().chain([
-        ended(exit(0), 6),
-        Event::TornDown(Usage::default()),
-        Event::Delete,
-    ]);
+    let events = to_running()
+        .into_iter()
+        .chain([ended(exit(0), 6), torn_down(), Event::Delete]);
     let (record, actions) = play(record(), events);
     assert_eq!(
         actions,
@@ -265,7 +289,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::Tick),
         Just(Event::Delete),
         Just(Event::Evict(fault(Reason::Evicted))),
-        Just(Event::TornDown(Usage::default())),
+        Just(torn_down()),
     ]
 }
 

@@ -100,6 +100,7 @@ impl Table {
             at: now,
             stdout: offset(Stream::Stdout),
             stderr: offset(Stream::Stderr),
+            lost: false,
             outcome,
         };
         self.record_end(id, ended);
@@ -159,6 +160,7 @@ impl Table {
         let mut ended = Ended {
             stdout: ended.stdout.min(stdout),
             stderr: ended.stderr.min(stderr),
+            lost: true,
             ..Ended::clone(&ended)
         };
         if let Outcome::Exited { message, .. } = &mut ended.outcome
