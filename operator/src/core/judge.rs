@@ -36,21 +36,30 @@ impl Core {
 
     /// Nobody could be heard, so that nobody was silent.
     fn begin_ages_anew(&mut self, now: Duration) {
-        let names: Vec<NodeName> = self
-            .index
-            .nodes()
-            .map(|(name, _)| NodeName::clone(name))
-            .collect();
-        for name in names {
+        for name in self.names() {
             self.index.change_node(&name, |node| {
                 if let Some(heard) = &mut node.heard {
                     heard.at = now;
                 }
+            });
+        }
+        self.begin_not_ready_anew(now);
+    }
+
+    /// Whatever kept Nodes from being Ready may be over before their kubelets have said so.
+    fn begin_not_ready_anew(&mut self, now: Duration) {
+        for name in self.names() {
+            self.index.change_node(&name, |node| {
                 if let Some(since) = &mut node.not_ready_since {
                     *since = now;
                 }
             });
         }
+    }
+
+    fn names(&self) -> Vec<NodeName> {
+        let names = self.index.nodes().map(|(name, _)| NodeName::clone(name));
+        names.collect()
     }
 
     /// Judges every node. Nothing is judged blindly.
@@ -76,14 +85,11 @@ impl Core {
                 );
             } else {
                 tracing::info!(silent, nodes, "nodes are declared lost again");
+                // Agents may be heard before kubelets are: what was not Ready meanwhile is given its whole time once more.
+                self.begin_not_ready_anew(now);
             }
         }
-        let names: Vec<NodeName> = self
-            .index
-            .nodes()
-            .map(|(name, _)| NodeName::clone(name))
-            .collect();
-        for name in names {
+        for name in self.names() {
             self.judge(&name, now);
             if braked && !brake {
                 self.look_at_all_on(&name);

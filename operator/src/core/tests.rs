@@ -371,6 +371,26 @@ fn a_node_is_lost_after_five_minutes_not_ready_and_not_while_many_are_silent() {
 }
 
 #[test]
+fn a_node_is_given_its_whole_time_again_when_the_brake_lifts() {
+    let names = ["a", "b", "c", "d"];
+    let mut world = World::of(&names);
+    world.bound("s", "a", "u", Phase::Running);
+    world.node("a", "u", "Unknown");
+    world.pass_heard(400, &["c", "d"]);
+    let is_loss = |task: &Task| matches!(task, Task::Lose(_));
+    assert!(!world.tasks().iter().any(is_loss));
+    world.core.in_flight.clear();
+    // The agents are heard before the kubelets.
+    world.pass_heard(290, &names);
+    assert!(!world.core.brake);
+    let tasks = world.tasks();
+    assert!(!tasks.iter().any(is_loss), "{tasks:?}");
+    world.core.in_flight.clear();
+    world.pass_heard(30, &names);
+    assert_eq!(world.tasks(), [Task::Lose(Loss::NotReady)]);
+}
+
+#[test]
 fn what_could_not_be_watched_was_not_silent() {
     let mut world = World::of(&["a"]);
     world.bound("s", "a", "u", Phase::Running);
