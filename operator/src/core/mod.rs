@@ -24,7 +24,7 @@ pub use observe::{Change, Event, Kind};
 use crate::clock::Now;
 use crate::failure::{self, Class};
 use crate::index::Index;
-use crate::index::node::NodeName;
+use crate::index::node::{NodeName, Offer};
 use crate::index::shape::Shape;
 use crate::job::{Job, Outcome, Subject};
 use crate::schedule::queue::Queue;
@@ -102,19 +102,37 @@ impl Core {
         self.in_flight.remove(subject);
         self.mark(subject.clone());
         match outcome {
+            // Of an object that is gone meanwhile, or made anew, nothing is news: the watch tells what is there now.
             Outcome::Sandbox(object) => {
                 self.failures.remove(subject);
-                self.take_sandbox(&object);
+                if self.knows(subject, object.metadata.uid.as_deref()) {
+                    self.take_sandbox(&object);
+                }
                 self.settle(subject);
             }
             Outcome::Node(object) => {
                 self.failures.remove(subject);
-                self.take_offer(&object);
+                if self.knows(subject, object.metadata.uid.as_deref()) {
+                    self.take_offer(&object);
+                }
             }
             // The watch tells so too, and whether there is another of its name.
             Outcome::Gone => self.failed(subject, Class::Gone, now),
             Outcome::Failed(class) => self.failed(subject, class, now),
         }
+    }
+
+    /// Whether the object of this UID is the one that is known.
+    fn knows(&self, subject: &Subject, uid: Option<&str>) -> bool {
+        let known = match subject {
+            Subject::Sandbox(key) => self.index.sandbox(key).map(|seen| &seen.uid),
+            Subject::Node(name) => self.offer(name).map(|offer| &offer.uid),
+        };
+        known.is_some_and(|known| Some(&**known) == uid)
+    }
+
+    fn offer(&self, node: &str) -> Option<&Offer> {
+        self.index.node(node)?.offer.as_ref()
     }
 
     fn failed(&mut self, subject: &Subject, class: Class, now: Now) {
@@ -212,10 +230,7 @@ impl Core {
     fn version(&self, subject: &Subject) -> u64 {
         match subject {
             Subject::Sandbox(key) => self.index.sandbox(key).map_or(0, |seen| seen.version),
-            Subject::Node(name) => {
-                let offer = self.index.node(name).and_then(|node| node.offer.as_ref());
-                offer.map_or(0, |offer| offer.version)
-            }
+            Subject::Node(name) => self.offer(name).map_or(0, |offer| offer.version),
         }
     }
 }

@@ -204,6 +204,10 @@ impl Core {
             return;
         };
         let offer = Offer::read(object);
+        let known = self.offer(name);
+        if known.is_some_and(|known| known.uid == offer.uid && known.version > offer.version) {
+            return;
+        }
         self.index
             .change_node(name, |node| node.offer = Some(offer));
         self.mark(Subject::Node(name.into()));

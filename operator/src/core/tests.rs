@@ -75,7 +75,8 @@ impl World {
         self.tell(Event::Node(Change::Gone(Box::new(node))));
     }
 
-    fn offer(&mut self, name: &str, node_uid: &str) {
+    fn offer(&mut self, name: &str, node_uid: &str) -> SandboxNode {
+        self.version += 1;
         let mut offer = SandboxNode::new(
             name,
             SandboxNodeSpec {
@@ -83,6 +84,7 @@ impl World {
             },
         );
         offer.metadata.uid = Some(format!("offer-{name}"));
+        offer.metadata.resource_version = Some(self.version.to_string());
         offer.status = serde_json::from_value(json!({
             "endpoint": "10.0.0.1:7443",
             "allocatable": {"cpu": "4", "memory": "8Gi", "sandboxOverhead": "0"},
@@ -92,7 +94,8 @@ impl World {
             }],
         }))
         .unwrap();
-        self.tell(Event::Offer(Change::Applied(Box::new(offer))));
+        self.tell(Event::Offer(Change::Applied(Box::new(offer.clone()))));
+        offer
     }
 
     fn beat(&mut self, name: &str) {
@@ -239,6 +242,47 @@ fn a_sandbox_is_bound_with_its_finalizer_in_one_job() {
     world.done(&jobs[0], Outcome::Sandbox(Arc::new(sandbox)));
     world.tell(Event::Sandbox(Change::Applied(Box::new(early))));
     assert_eq!(world.jobs(), []);
+}
+
+#[test]
+fn what_came_of_a_job_is_no_news_of_an_object_that_is_gone_or_made_anew() {
+    let mut world = World::of(&["a"]);
+    let mut old = world.sandbox("s", "1");
+    let jobs = world.jobs();
+    let status = old.status.get_or_insert_default();
+    (status.node_name, status.node_uid) = (Some("a".to_owned()), Some("u".to_owned()));
+    old.metadata.resource_version = Some("100".to_owned());
+    let outcome = Outcome::Sandbox(Arc::new(old.clone()));
+    world.tell(Event::Sandbox(Change::Gone(Box::new(old.clone()))));
+    world.done(&jobs[0], outcome.clone());
+    assert_eq!(world.core.index.keys().count(), 0);
+    assert_eq!(world.core.index.node("a").unwrap().count, 0);
+
+    let mut new = old;
+    new.metadata.uid = Some("another".to_owned());
+    new.status = None;
+    world.apply(&mut new);
+    world.core.in_flight.clear();
+    world.done(&jobs[0], outcome);
+    let jobs = world.jobs();
+    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(&*jobs[0].uid, "another");
+}
+
+#[test]
+fn an_older_offer_is_no_news() {
+    let mut world = World::of(&["a"]);
+    let subject = Subject::Node("a".into());
+    let now = world.now();
+    let mut old = world.offer("a", "u");
+    world.offer("a", "u");
+    old.status = None;
+    world.core.done(&subject, Outcome::Node(Arc::new(old.clone())), now);
+    world.tell(Event::Offer(Change::Applied(Box::new(old.clone()))));
+    assert!(world.core.offer("a").unwrap().ready);
+    world.tell(Event::Offer(Change::Gone(Box::new(old.clone()))));
+    world.core.done(&subject, Outcome::Node(Arc::new(old)), now);
+    assert!(world.core.offer("a").is_none());
 }
 
 #[test]
