@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use cloche_crds::{Sandbox, SandboxNode};
+use cloche_crds::SandboxNode;
 
 use crate::failure::Class;
 use crate::index::node::NodeName;
 use crate::index::sandbox::Key;
+use crate::lenient::Lenient;
 use crate::loss::Loss;
 use crate::patch::JsonPatch;
 
@@ -72,7 +73,7 @@ impl Task {
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// The sandbox as it is now; whether or not anything had to be written.
-    Sandbox(Arc<Sandbox>),
+    Sandbox(Arc<Lenient>),
     /// The node's object as it is now.
     Node(Arc<SandboxNode>),
     /// There is no object with this UID.

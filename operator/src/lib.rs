@@ -29,6 +29,7 @@ pub mod health;
 pub mod index;
 pub mod job;
 pub mod lease;
+pub mod lenient;
 pub mod loss;
 pub mod options;
 pub mod patch;

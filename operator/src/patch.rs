@@ -16,6 +16,7 @@ use kube::api::Patch;
 use serde_json::{Value, json};
 
 use crate::index::node::NodeName;
+use crate::index::sandbox::Unbound;
 use crate::loss::Loss;
 
 /// A JSON patch, not yet sent.
@@ -110,11 +111,11 @@ pub enum Scheduled {
 pub fn schedule(
     uid: &str,
     generation: i64,
-    seen: Option<&SandboxStatus>,
+    seen: Option<&Unbound>,
     scheduled: &Scheduled,
     now: Timestamp,
 ) -> JsonPatch {
-    let before = seen.map_or(&[][..], |status| &status.conditions);
+    let before = seen.map_or(&[][..], |seen| &seen.conditions);
     let mut conditions = before.to_vec();
     let (status, reason, message) = match scheduled {
         Scheduled::To { node, .. } => (
@@ -145,15 +146,10 @@ pub fn schedule(
         }
         return patch.test("/status", Value::Null).add("/status", status);
     };
-    let before = if seen.conditions.is_empty() {
-        Value::Null
-    } else {
-        json!(seen.conditions)
-    };
     let patch = patch
         .test("/status/nodeName", Value::Null)
         .test("/status/termination", Value::Null)
-        .test("/status/conditions", before)
+        .test("/status/conditions", seen.written.clone())
         .add("/status/observedGeneration", json!(generation))
         .add("/status/phase", phase)
         .add("/status/conditions", conditions);

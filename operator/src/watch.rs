@@ -3,7 +3,7 @@
 use std::fmt::{Debug, Display};
 use std::time::Duration;
 
-use cloche_crds::{Sandbox, SandboxNode};
+use cloche_crds::SandboxNode;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Sender;
 
 use crate::core::{Change, Event, Kind};
+use crate::lenient::Lenient;
 
 /// How long nothing may be heard after an error until the watch counts as one that works: a watch that goes on says so by no event, one
 /// that fails again does so sooner. The client's longest pause before it tries again, a minute, and the 30 s that connecting may take.
@@ -23,7 +24,7 @@ const QUIET: Duration = Duration::from_secs(95);
 /// Follows everything that the decider goes by, until nobody takes events any more. A full channel holds up the watch, and the apiserver
 /// with it; nothing is dropped.
 pub async fn follow_all(client: &Client, namespace: &str, events: &Sender<Event>) {
-    let sandboxes: Api<DeserializeGuard<Sandbox>> = Api::all(client.clone());
+    let sandboxes: Api<DeserializeGuard<Lenient>> = Api::all(client.clone());
     let nodes: Api<DeserializeGuard<Node>> = Api::all(client.clone());
     let offers: Api<DeserializeGuard<SandboxNode>> = Api::all(client.clone());
     let leases: Api<DeserializeGuard<Lease>> = Api::namespaced(client.clone(), namespace);
@@ -118,7 +119,13 @@ fn change<K: Resource>(kind: Kind, watched: Watched<DeserializeGuard<K>>) -> Cha
     };
     match watched {
         Watched::Apply(object) => read(object, Change::Applied),
-        Watched::Delete(object) => read(object, Change::Gone),
+        Watched::Delete(DeserializeGuard(object)) => {
+            let metadata = object.map_or_else(
+                |unreadable| unreadable.metadata,
+                |object| object.meta().clone(),
+            );
+            Change::Gone(Box::new(metadata))
+        }
         Watched::Init => Change::Listing,
         Watched::InitApply(object) => read(object, Change::Listed),
         Watched::InitDone => Change::Complete,
@@ -188,7 +195,14 @@ mod tests {
         .await;
         assert_eq!(
             words,
-            ["is blind", "lists", "sees", "names", "has listed", "follows"]
+            [
+                "is blind",
+                "lists",
+                "sees",
+                "names",
+                "has listed",
+                "follows"
+            ]
         );
     }
 }

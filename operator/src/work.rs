@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cloche_crds::{Phase, Sandbox, SandboxNode};
+use cloche_crds::{Phase, SandboxNode};
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::Client;
 use kube::api::{Api, PatchParams};
+use kube::{Client, Resource};
 
 use crate::clock::Now;
 use crate::failure::{Class, class};
 use crate::index::node::Machine;
-use crate::index::sandbox::{SandboxKey, is_unreachable, says_unreachable};
+use crate::index::sandbox::{SandboxKey, is_unreachable, says_unreachable, version_of};
 use crate::job::{Job, Outcome, Subject, Task};
+use crate::lenient::Lenient;
 use crate::loss::Loss;
 use crate::patch::{JsonPatch, PatchError, Read, lose, node_unreachable, unreachable};
 use crate::told::chain;
@@ -103,7 +104,7 @@ impl Hands {
         job: &Job,
         now: Now,
     ) -> Result<Outcome, WorkError> {
-        let api: Api<Sandbox> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<Lenient> = Api::namespaced(self.client.clone(), &key.namespace);
         let object = match &job.task {
             Task::Write { finalizer, status } => {
                 let put = write(&api, &key.name, finalizer.as_ref(), Place::Object);
@@ -123,7 +124,7 @@ impl Hands {
             }
             Task::Unreachable => {
                 let read = ask(api.get(&key.name)).await?;
-                if read.metadata.uid.as_deref() != Some(&*job.uid) {
+                if read.meta().uid.as_deref() != Some(&*job.uid) {
                     return Ok(Outcome::Gone);
                 }
                 match tell_unreachable(&read, now) {
@@ -133,7 +134,7 @@ impl Hands {
             }
             Task::Lose(loss) => {
                 let read = ask(api.get(&key.name)).await?;
-                if read.metadata.uid.as_deref() != Some(&*job.uid) {
+                if read.meta().uid.as_deref() != Some(&*job.uid) {
                     return Ok(Outcome::Gone);
                 }
                 match self.tell_lost(&read, *loss, now).await? {
@@ -150,11 +151,11 @@ impl Hands {
 
     async fn tell_lost(
         &self,
-        read: &Sandbox,
+        read: &Lenient,
         loss: Loss,
         now: Now,
     ) -> Result<Option<JsonPatch>, WorkError> {
-        let status = read.status.as_ref();
+        let status = read.sandbox.status.as_ref();
         let Some(status) = status.filter(|status| status.termination.is_none()) else {
             return Ok(None);
         };
@@ -163,8 +164,8 @@ impl Hands {
         };
         self.prove(loss, node, status.node_uid.as_deref()).await?;
         tracing::warn!(
-            namespace = read.metadata.namespace,
-            name = read.metadata.name,
+            namespace = read.meta().namespace,
+            name = read.meta().name,
             node,
             "its node is lost: {loss}"
         );
@@ -215,14 +216,14 @@ fn holds(loss: Loss, machine: Option<&Machine>, uid: Option<&str>) -> bool {
     }
 }
 
-fn tell_unreachable(read: &Sandbox, now: Now) -> Option<JsonPatch> {
-    let status = read.status.as_ref()?;
+fn tell_unreachable(read: &Lenient, now: Now) -> Option<JsonPatch> {
+    let status = read.sandbox.status.as_ref()?;
     let node = status.node_name.as_deref()?;
     let runs = status.phase == Phase::Running && status.termination.is_none();
     (runs && !is_unreachable(status)).then(|| unreachable(of(read), status, node, now.wall))
 }
 
-fn of<K: kube::Resource>(object: &K) -> Read<'_> {
+fn of<K: Resource>(object: &K) -> Read<'_> {
     Read {
         uid: object.meta().uid.as_deref().unwrap_or_default(),
         version: object
@@ -240,11 +241,11 @@ enum Place {
 }
 
 async fn write(
-    api: &Api<Sandbox>,
+    api: &Api<Lenient>,
     name: &str,
     patch: Option<&JsonPatch>,
     place: Place,
-) -> Result<Option<Sandbox>, WorkError> {
+) -> Result<Option<Lenient>, WorkError> {
     let Some(patch) = patch else {
         return Ok(None);
     };
@@ -257,8 +258,8 @@ async fn write(
 }
 
 /// The later of two states of one object.
-fn newest(one: Option<Sandbox>, other: Option<Sandbox>) -> Option<Sandbox> {
-    let version = |object: &Sandbox| crate::index::sandbox::version_of(&object.metadata);
+fn newest(one: Option<Lenient>, other: Option<Lenient>) -> Option<Lenient> {
+    let version = |object: &Lenient| version_of(object.meta());
     match (one, other) {
         (Some(one), Some(other)) if version(&one) > version(&other) => Some(one),
         (_, Some(other)) => Some(other),

@@ -90,7 +90,7 @@ impl Core {
         let told = seen.unschedulable();
         let message = match &seen.asks {
             Asks::Invalid(why) => {
-                let message = bounded(&format!("the spec breaks a rule: {why}"));
+                let message = bounded(why);
                 (told != Some(message.as_str())).then_some(message)
             }
             Asks::Shape(shape) => {

@@ -105,7 +105,7 @@ impl Core {
             // Of an object that is gone meanwhile, or made anew, nothing is news: the watch tells what is there now.
             Outcome::Sandbox(object) => {
                 self.failures.remove(subject);
-                if self.knows(subject, object.metadata.uid.as_deref()) {
+                if self.knows(subject, object.sandbox.metadata.uid.as_deref()) {
                     self.take_sandbox(&object);
                 }
                 self.settle(subject);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cloche_crds::{Sandbox, SandboxNode};
+use cloche_crds::SandboxNode;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::ObjectMeta;
@@ -14,6 +14,7 @@ use crate::index::Changed;
 use crate::index::node::{Heard, Machine, NodeName, Offer};
 use crate::index::sandbox::{Asks, Key, key_of};
 use crate::job::Subject;
+use crate::lenient::Lenient;
 
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,7 +38,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Of a Sandbox.
-    Sandbox(Change<Sandbox>),
+    Sandbox(Change<Lenient>),
     /// Of a Node.
     Node(Change<NodeObject>),
     /// Of a `SandboxNode`.
@@ -60,7 +61,7 @@ pub enum Change<T> {
     /// An object came or changed.
     Applied(Box<T>),
     /// An object is gone.
-    Gone(Box<T>),
+    Gone(Box<ObjectMeta>),
     /// An object is there that cannot be read. What was known of it goes on to count.
     Unreadable(Box<ObjectMeta>),
 }
@@ -87,10 +88,9 @@ impl Core {
                 object.take(self, now);
             }
             Change::Applied(object) => object.take(self, now),
-            Change::Gone(object) => {
-                let uid = object.metadata().uid.clone();
-                if let Some(subject) = T::subject(object.metadata()) {
-                    self.forget(kind, &subject, uid.as_deref(), now);
+            Change::Gone(metadata) => {
+                if let Some(subject) = T::subject(&metadata) {
+                    self.forget(kind, &subject, metadata.uid.as_deref(), now);
                 }
             }
             Change::Unreadable(metadata) => self.name(kind, T::subject(&metadata)),
@@ -157,7 +157,7 @@ impl Core {
         }
     }
 
-    pub(super) fn take_sandbox(&mut self, object: &Sandbox) {
+    pub(super) fn take_sandbox(&mut self, object: &Lenient) {
         if let Some(changed) = self.index.apply(object) {
             self.after(changed);
         }
@@ -232,7 +232,7 @@ fn node_subject(metadata: &ObjectMeta) -> Option<Subject> {
     Some(Subject::Node(metadata.name.as_deref()?.into()))
 }
 
-impl Watched for Sandbox {
+impl Watched for Lenient {
     fn subject(metadata: &ObjectMeta) -> Option<Subject> {
         key_of(metadata).map(|key| Subject::Sandbox(Arc::new(key)))
     }

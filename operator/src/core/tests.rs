@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::*;
 use crate::job::Task;
+use crate::lenient::Lenient;
 use crate::loss::Loss;
 
 struct World {
@@ -72,7 +73,7 @@ impl World {
 
     fn node_gone(&mut self, name: &str) {
         let node: NodeObject = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-        self.tell(Event::Node(Change::Gone(Box::new(node))));
+        self.tell(Event::Node(Change::Gone(Box::new(node.metadata))));
     }
 
     fn offer(&mut self, name: &str, node_uid: &str) -> SandboxNode {
@@ -134,7 +135,7 @@ impl World {
     fn apply(&mut self, sandbox: &mut Sandbox) {
         self.version += 1;
         sandbox.metadata.resource_version = Some(self.version.to_string());
-        self.tell(Event::Sandbox(Change::Applied(Box::new(sandbox.clone()))));
+        self.tell(Event::Sandbox(Change::Applied(Box::new(lenient(sandbox)))));
     }
 
     fn bound(&mut self, name: &str, node: &str, uid: &str, phase: Phase) -> Sandbox {
@@ -183,6 +184,11 @@ impl World {
     }
 }
 
+/// As the apiserver sends it.
+fn lenient(sandbox: &Sandbox) -> Lenient {
+    serde_json::from_value(serde_json::to_value(sandbox).unwrap()).unwrap()
+}
+
 /// The node that a job binds to; what it says where it does not.
 fn said(job: &Job) -> String {
     let Task::Write {
@@ -216,7 +222,7 @@ fn told(mut sandbox: Sandbox, message: &str) -> Outcome {
     }]}))
     .unwrap();
     sandbox.metadata.resource_version = Some("100".to_owned());
-    Outcome::Sandbox(Arc::new(sandbox))
+    Outcome::Sandbox(Arc::new(lenient(&sandbox)))
 }
 
 #[test]
@@ -239,8 +245,8 @@ fn a_sandbox_is_bound_with_its_finalizer_in_one_job() {
     sandbox.metadata.resource_version = Some("100".to_owned());
     let status = sandbox.status.get_or_insert_default();
     (status.node_name, status.node_uid) = (Some("a".to_owned()), Some("u".to_owned()));
-    world.done(&jobs[0], Outcome::Sandbox(Arc::new(sandbox)));
-    world.tell(Event::Sandbox(Change::Applied(Box::new(early))));
+    world.done(&jobs[0], Outcome::Sandbox(Arc::new(lenient(&sandbox))));
+    world.tell(Event::Sandbox(Change::Applied(Box::new(lenient(&early)))));
     assert_eq!(world.jobs(), []);
 }
 
@@ -252,8 +258,8 @@ fn what_came_of_a_job_is_no_news_of_an_object_that_is_gone_or_made_anew() {
     let status = old.status.get_or_insert_default();
     (status.node_name, status.node_uid) = (Some("a".to_owned()), Some("u".to_owned()));
     old.metadata.resource_version = Some("100".to_owned());
-    let outcome = Outcome::Sandbox(Arc::new(old.clone()));
-    world.tell(Event::Sandbox(Change::Gone(Box::new(old.clone()))));
+    let outcome = Outcome::Sandbox(Arc::new(lenient(&old)));
+    world.tell(Event::Sandbox(Change::Gone(Box::new(old.metadata.clone()))));
     world.done(&jobs[0], outcome.clone());
     assert_eq!(world.core.index.keys().count(), 0);
     assert_eq!(world.core.index.node("a").unwrap().count, 0);
@@ -277,10 +283,12 @@ fn an_older_offer_is_no_news() {
     let mut old = world.offer("a", "u");
     world.offer("a", "u");
     old.status = None;
-    world.core.done(&subject, Outcome::Node(Arc::new(old.clone())), now);
+    world
+        .core
+        .done(&subject, Outcome::Node(Arc::new(old.clone())), now);
     world.tell(Event::Offer(Change::Applied(Box::new(old.clone()))));
     assert!(world.core.offer("a").unwrap().ready);
-    world.tell(Event::Offer(Change::Gone(Box::new(old.clone()))));
+    world.tell(Event::Offer(Change::Gone(Box::new(old.metadata.clone()))));
     world.core.done(&subject, Outcome::Node(Arc::new(old)), now);
     assert!(world.core.offer("a").is_none());
 }
@@ -314,7 +322,7 @@ fn room_that_appears_is_used_at_once() {
     let jobs = world.jobs();
     assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), ["a"]);
     let small = world.sandbox("small", "1");
-    world.tell(Event::Sandbox(Change::Gone(Box::new(small))));
+    world.tell(Event::Sandbox(Change::Gone(Box::new(small.metadata))));
     assert_eq!(world.jobs(), []);
     old.status.as_mut().unwrap().phase = Phase::Succeeded;
     world.apply(&mut old);
@@ -486,6 +494,39 @@ fn finalizers_are_released_where_no_agent_can() {
 }
 
 #[test]
+fn what_cannot_be_read_is_told_lost_and_released() {
+    let mut world = World::of(&["a"]);
+    world.sandbox("new", "1");
+    world.jobs();
+    let unread = |name: &str, metadata: serde_json::Value, status: serde_json::Value| {
+        let mut object = json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": name, "generation": 1, "resourceVersion": "9",
+                "finalizers": [FINALIZER],
+            },
+            "spec": {"image": "python", "newer": 1},
+            "status": status,
+        });
+        let known = object["metadata"].as_object_mut().unwrap();
+        known.extend(metadata.as_object().unwrap().clone());
+        let object: Lenient = serde_json::from_value(object).unwrap();
+        Event::Sandbox(Change::Applied(Box::new(object)))
+    };
+    let odd = "2026-01-01T00:00:00+99:99";
+    let bound = json!({"nodeName": "b", "nodeUID": "u", "startedAt": odd, "phase": "Running"});
+    world.tell(unread("unbound", json!({}), serde_json::Value::Null));
+    let said = said(&world.jobs()[0]);
+    assert!(said.contains("unknown field `newer`"), "{said}");
+    world.tell(unread("lost", json!({}), bound.clone()));
+    world.pass(1);
+    assert_eq!(world.tasks(), [Task::Lose(Loss::Deleted)]);
+    let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    world.tell(unread("going", deleting, bound));
+    let tasks = world.tasks();
+    assert!(matches!(tasks[..], [Task::Release { .. }]), "{tasks:?}");
+}
+
+#[test]
 fn why_not_is_told_again_only_for_other_reasons_and_not_at_once() {
     let mut world = World::of(&[]);
     let sandbox = world.sandbox("s", "1");
@@ -513,7 +554,7 @@ fn a_listing_forgets_what_it_does_not_name() {
     world.bound("gone", "a", "u", Phase::Running);
     let stays = world.bound("stays", "a", "u", Phase::Running);
     world.tell(Event::Sandbox(Change::Listing));
-    world.tell(Event::Sandbox(Change::Listed(Box::new(stays))));
+    world.tell(Event::Sandbox(Change::Listed(Box::new(lenient(&stays)))));
     world.tell(Event::Sandbox(Change::Complete));
     assert_eq!(world.core.index.keys().count(), 1);
     assert_eq!(world.core.index.node("a").unwrap().count, 1);

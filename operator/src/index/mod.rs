@@ -7,11 +7,11 @@ pub mod shape;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use cloche_crds::Sandbox;
-
 use node::{Node, NodeName};
 use sandbox::{Asks, Bound, Key, SandboxKey, SandboxSeen, key_of, version_of};
 use shape::{Shape, Shapes};
+
+use crate::lenient::Lenient;
 
 /// Sandboxes and nodes.
 #[derive(Debug, Default)]
@@ -59,17 +59,18 @@ impl Index {
     }
 
     /// Takes in an object; `None` where a newer one is known already.
-    pub fn apply(&mut self, object: &Sandbox) -> Option<Changed> {
-        let key = Arc::new(key_of(&object.metadata)?);
+    pub fn apply(&mut self, object: &Lenient) -> Option<Changed> {
+        let metadata = &object.sandbox.metadata;
+        let key = Arc::new(key_of(metadata)?);
         let known = self.sandboxes.get_key_value(&key);
         let key = known.map_or(key, |(known, _)| Arc::clone(known));
         let known = known.map(|(_, seen)| seen);
-        let same_object = known.filter(|known| object.metadata.uid.as_deref() == Some(&*known.uid));
-        if same_object.is_some_and(|known| known.version > version_of(&object.metadata)) {
+        let same_object = known.filter(|known| metadata.uid.as_deref() == Some(&*known.uid));
+        if same_object.is_some_and(|known| known.version > version_of(metadata)) {
             return None;
         }
         let same_spec = same_object
-            .filter(|known| object.metadata.generation == Some(known.generation))
+            .filter(|known| metadata.generation == Some(known.generation))
             .map(|known| known.asks.clone());
         let shapes = &mut self.shapes;
         let seen = SandboxSeen::read(object, same_spec.as_ref(), |shape| shapes.intern(shape));

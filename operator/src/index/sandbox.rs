@@ -6,9 +6,11 @@ use std::sync::Arc;
 use cloche_crds::cluster::FINALIZER;
 use cloche_crds::condition::Condition;
 use cloche_crds::rules::validate;
-use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, Sandbox, SandboxStatus};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, SandboxStatus};
+use serde_json::Value;
 
 use super::shape::Shape;
+use crate::lenient::Lenient;
 
 /// What a sandbox is called.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,7 +44,7 @@ pub struct Bound {
 pub enum Asks {
     /// It kept every rule.
     Shape(Arc<Shape>),
-    /// It breaks rules, and no node would run it: what is wrong, for its status.
+    /// It cannot be read or breaks rules, and no node would run it: what is wrong, for its status.
     Invalid(Box<str>),
 }
 
@@ -69,8 +71,17 @@ pub struct SandboxSeen {
     pub ended: bool,
     /// Whether it is already told that its agent is not heard.
     pub unreachable: bool,
-    /// Its whole status, as long as it is unbound: the binding is written over it.
-    pub unbound_status: Option<Box<SandboxStatus>>,
+    /// Of its status, if it has one and as long as it is unbound: the binding is written over it.
+    pub unbound_status: Option<Box<Unbound>>,
+}
+
+/// Of the status of an unbound sandbox what a binding is written over.
+#[derive(Clone, Debug)]
+pub struct Unbound {
+    /// `status.conditions`, without those that cannot be read.
+    pub conditions: Vec<Condition>,
+    /// The same as they stand there; null where there are none.
+    pub written: Value,
 }
 
 /// The key of an object. `None` for an object without a name, which the apiserver never sends.
@@ -92,24 +103,29 @@ pub fn version_of(metadata: &kube::api::ObjectMeta) -> u64 {
 impl SandboxSeen {
     /// Reads an object. `same_spec` is what an earlier version of it with this generation asked for; `intern` shares shapes.
     pub fn read(
-        object: &Sandbox,
+        read: &Lenient,
         same_spec: Option<&Asks>,
         intern: impl FnOnce(Shape) -> Arc<Shape>,
     ) -> Self {
-        let metadata = &object.metadata;
-        let status = object.status.as_ref();
+        let metadata = &read.sandbox.metadata;
+        let status = read.sandbox.status.as_ref();
         let bound = status.and_then(|status| {
             Some(Bound {
                 node: status.node_name.as_deref()?.into(),
                 uid: status.node_uid.as_deref().map(Into::into),
             })
         });
-        let asks = same_spec
-            .cloned()
-            .unwrap_or_else(|| match validate(object) {
-                Ok(effective) => Asks::Shape(intern(Shape::of(&object.spec, &effective))),
-                Err(violations) => Asks::Invalid(violations.to_string().into()),
-            });
+        let asks = same_spec.cloned().unwrap_or_else(|| {
+            if let Some(why) = &read.unread {
+                return Asks::Invalid(format!("the spec cannot be read: {why}").into());
+            }
+            match validate(&read.sandbox) {
+                Ok(effective) => Asks::Shape(intern(Shape::of(&read.sandbox.spec, &effective))),
+                Err(violations) => {
+                    Asks::Invalid(format!("the spec breaks a rule: {violations}").into())
+                }
+            }
+        });
         let ended =
             |status: &SandboxStatus| status.termination.is_some() || status.phase.is_terminal();
         Self {
@@ -124,7 +140,12 @@ impl SandboxSeen {
             unreachable: status.is_some_and(is_unreachable),
             unbound_status: match &bound {
                 Some(_) => None,
-                None => status.cloned().map(Box::new),
+                None => status.map(|status| {
+                    Box::new(Unbound {
+                        conditions: status.conditions.clone(),
+                        written: read.conditions.clone(),
+                    })
+                }),
             },
             bound,
         }
