@@ -19,6 +19,7 @@ pub struct Credentials {
     chain: Vec<CertificateDer<'static>>,
     key: Arc<PrivatePkcs8KeyDer<'static>>,
     roots: Arc<RootCertStore>,
+    ca: Arc<[u8]>,
     not_before: Timestamp,
     not_after: Timestamp,
 }
@@ -107,6 +108,7 @@ impl Credentials {
             chain,
             key: Arc::new(key),
             roots: Arc::new(roots),
+            ca: ca.into(),
             not_before,
             not_after,
         })
@@ -115,6 +117,16 @@ impl Credentials {
     /// Whose they are.
     pub const fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// Until when the certificate holds.
+    pub const fn not_after(&self) -> Timestamp {
+        self.not_after
+    }
+
+    /// Whether this is what peers are checked by.
+    pub fn checks_by(&self, ca: &[u8]) -> bool {
+        *self.ca == *ca
     }
 
     /// When a new certificate should be asked for: after two thirds of this one's life.

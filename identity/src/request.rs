@@ -16,7 +16,8 @@ use rustls_pki_types::PrivatePkcs8KeyDer;
 use crate::credentials::{Credentials, CredentialsError};
 use crate::name::Identity;
 
-/// How long a request may wait for its signer. An operator that comes later finds it nevertheless, but nobody waits for it then.
+/// How long all of it may take: most of that is waiting for the signer. An operator that comes later finds the request nevertheless, but
+/// nobody waits for it then.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// What is wished for a certificate's life; the signer decides.
 const LIFE: Duration = Duration::from_hours(24);
@@ -63,10 +64,10 @@ pub enum RequestError {
         source: Box<wait::Error>,
     },
     /// Nobody signed it in time.
-    #[error("the certificate request {name} was not signed within {} s: is the operator running?", PATIENCE.as_secs())]
+    #[error("no certificate for {identity} within {} s: is the operator running? kubectl get csr shows what was asked for", PATIENCE.as_secs())]
     Unanswered {
-        /// Its object's name.
-        name: String,
+        /// For whom.
+        identity: Identity,
     },
     /// The signer said no.
     #[error("the certificate request {name} was refused: {why}")]
@@ -96,8 +97,17 @@ pub enum RequestError {
 }
 
 impl Applicant {
-    /// One certificate, for a key made here. Waits for the signer up to a minute.
+    /// One certificate, for a key made here. Takes a minute at most.
     pub async fn obtain(&self) -> Result<Credentials, RequestError> {
+        let obtained = tokio::time::timeout(PATIENCE, self.ask()).await;
+        obtained.unwrap_or_else(|_| {
+            Err(RequestError::Unanswered {
+                identity: self.identity.clone(),
+            })
+        })
+    }
+
+    async fn ask(&self) -> Result<Credentials, RequestError> {
         let (key, request) = self.make().map_err(|source| RequestError::Make {
             identity: self.identity.clone(),
             source,
@@ -111,14 +121,11 @@ impl Applicant {
                 source: Box::new(source),
             })?;
         let name = made.metadata.name.unwrap_or_default();
-        let decided = await_condition(requests, &name, is_decided);
-        let decided = tokio::time::timeout(PATIENCE, decided)
-            .await
-            .map_err(|_| RequestError::Unanswered { name: name.clone() })?
-            .map_err(|source| RequestError::Wait {
-                name: name.clone(),
-                source: Box::new(source),
-            })?;
+        let decided = await_condition(requests, &name, is_decided).await;
+        let decided = decided.map_err(|source| RequestError::Wait {
+            name: name.clone(),
+            source: Box::new(source),
+        })?;
         let Some(decided) = decided else {
             let why = "it was deleted".to_owned();
             return Err(RequestError::Refused { name, why });
