@@ -26,6 +26,16 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
+{{/* Where a pod runs. */}}
+{{- define "cloche.placement" -}}
+priorityClassName: {{ .priorityClassName }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index $ $field }}
+{{ $field }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Objects that exist for an uninstall alone, before and after the rest is gone. */}}
 {{- define "cloche.uninstall" -}}
 helm.sh/hook: pre-delete,post-delete
