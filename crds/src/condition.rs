@@ -91,6 +91,10 @@ pub enum ConditionReason {
     Terminating,
     /// Ready=Unknown, of a sandbox or of a node: the node's agent is not heard. What runs there goes on.
     AgentUnreachable,
+    /// Ready=False, of a node: its agent has no certificate that holds, so that nobody can reach its sandboxes.
+    NoCertificate,
+    /// Ready=False, of a node: no pod holds there what its sandboxes may request.
+    NotReserved,
     /// Finished=True, Stalled=True, or another condition that this end made `False`.
     Ended(Reason),
 }
@@ -114,6 +118,8 @@ impl ConditionReason {
             Self::LogStorageFull => "LogStorageFull",
             Self::Terminating => "Terminating",
             Self::AgentUnreachable => "AgentUnreachable",
+            Self::NoCertificate => "NoCertificate",
+            Self::NotReserved => "NotReserved",
             Self::Ended(reason) => reason.as_str(),
         }
     }

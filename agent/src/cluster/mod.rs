@@ -39,7 +39,7 @@ use self::clerk::{Clerk, Desk};
 use self::objects::ClusterObjects;
 use self::own_node::OwnNode;
 use self::patience::patient;
-use self::presence::{Announcer, Heart, Terms};
+use self::presence::{Announcer, Heart, Reservation, Standing, Terms};
 use crate::api;
 use crate::image::architecture;
 use crate::settled::Settle;
@@ -60,6 +60,10 @@ pub struct Options {
     /// The address of this machine that gateways are told of [default: the Node's internal one]
     #[arg(long)]
     pub advertise_address: Option<IpAddr>,
+    /// Offer the budget only while a pod with these labels (KEY=VALUE,...), in the namespace of Cloche, is Running on the node [default:
+    /// always]
+    #[arg(long, value_name = "LABELS")]
+    pub reservation: Option<String>,
     /// How to reach the apiserver [default: as the pod's service account, else as kubectl does]
     #[arg(long)]
     pub kubeconfig: Option<PathBuf>,
@@ -96,14 +100,25 @@ pub async fn run(options: Options) -> Result<()> {
         runtime: node.runtime.clone(),
         architecture: architecture(),
     };
-    let announcer = Announcer::new(client.clone(), &options.node_name, own_node.facts(), terms);
+    let credentials = watch::Sender::new(None);
+    let reserved = watch::Sender::new(options.reservation.is_none());
+    let standing = Standing {
+        credentials: credentials.subscribe(),
+        reserved: reserved.subscribe(),
+    };
+    let announcer = Announcer::new(
+        client.clone(),
+        &options.node_name,
+        own_node.facts(),
+        terms,
+        standing,
+    );
     let heart = Heart::new(client.clone(), &options.namespace, own_node.ours());
     let applicant = Applicant {
         client: client.clone(),
         identity,
         namespace: options.namespace.clone(),
     };
-    let credentials = watch::Sender::new(None);
     let objects = Arc::new(ClusterObjects::new(client.clone()));
     let desk = Desk {
         objects: Arc::clone(&objects),
@@ -128,6 +143,12 @@ pub async fn run(options: Options) -> Result<()> {
     crew.join("API for gateways", remote);
     crew.join("certificate", cloche_identity::keep(applicant, credentials));
     crew.join("SandboxNode", announcer.run(stop()));
+    if let Some(labels) = &options.reservation {
+        let (namespace, node) = (&options.namespace, &options.node_name);
+        let reservation =
+            Reservation::new(client.clone(), namespace, labels, node, reserved.clone());
+        crew.join("watch of the reservation", reservation.run(stop()));
+    }
     crew.join("Lease", heart.run(stop()));
     crew.join("watch of the Node", own_node.run(client, stop()));
     crew.join("clerk", clerk.run(told, stop()));

@@ -2,11 +2,13 @@
 
 mod lease;
 mod offer;
+mod reservation;
 mod sandbox_node;
 
 pub(super) use lease::Heart;
 pub(super) use offer::Terms;
-pub(super) use sandbox_node::Announcer;
+pub(super) use reservation::Reservation;
+pub(super) use sandbox_node::{Announcer, Standing};
 
 use std::time::Duration;
 

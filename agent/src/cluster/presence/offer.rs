@@ -35,8 +35,8 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// What the Node of these facts offers.
-    pub(crate) fn offer(&self, facts: &NodeFacts) -> Offer {
+    /// What the Node of these facts offers, unless something stands against it.
+    pub(crate) fn offer(&self, facts: &NodeFacts, unready: Option<Unready>) -> Offer {
         let of_node = || facts.address.as_deref()?.parse().ok();
         Offer {
             node: facts.node.clone(),
@@ -47,6 +47,36 @@ impl Terms {
             budget: self.budget,
             runtime: self.runtime.clone(),
             architecture: self.architecture,
+            unready,
+        }
+    }
+}
+
+/// Why nothing new is to come here. What runs goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unready {
+    /// Nobody can reach the agent.
+    NoCertificate,
+    /// Others may have what sandboxes would request.
+    NotReserved,
+}
+
+impl Unready {
+    const fn reason(self) -> ConditionReason {
+        match self {
+            Self::NoCertificate => ConditionReason::NoCertificate,
+            Self::NotReserved => ConditionReason::NotReserved,
+        }
+    }
+
+    const fn message(self) -> &'static str {
+        match self {
+            Self::NoCertificate => {
+                "the agent has no certificate that holds: is the operator running? kubectl get csr shows what was asked for"
+            }
+            Self::NotReserved => {
+                "the pod that holds the budget of this node's sandboxes is not Running: look at the pods of the DaemonSet cloche-reservation"
+            }
         }
     }
 }
@@ -64,6 +94,8 @@ pub(crate) struct Offer {
     pub(crate) runtime: RuntimeStatus,
     /// The machine's, as images name it.
     pub(crate) architecture: &'static str,
+    /// Why nothing new is to come.
+    pub(crate) unready: Option<Unready>,
 }
 
 /// What is to be done.
@@ -138,11 +170,15 @@ fn status(
     let conditions = conditions.map_or(&[][..], Vec::as_slice);
     let is_ready =
         |condition: &&Value| condition["type"].as_str() == Some(ConditionType::Ready.as_str());
+    let (holds, reason, message) = match offer.unready {
+        None => (ConditionStatus::True, ConditionReason::Running, ""),
+        Some(unready) => (ConditionStatus::False, unready.reason(), unready.message()),
+    };
     let ready = Condition {
         type_: ConditionType::Ready.as_str().to_owned(),
-        status: ConditionStatus::True.as_str().to_owned(),
-        reason: ConditionReason::Running.as_str().to_owned(),
-        message: String::new(),
+        status: holds.as_str().to_owned(),
+        reason: reason.as_str().to_owned(),
+        message: message.to_owned(),
         last_transition_time: Time(now),
         observed_generation: None,
     };
@@ -206,7 +242,7 @@ mod tests {
     }
 
     fn offer() -> Offer {
-        terms().offer(&facts(Some("10.0.0.1")))
+        terms().offer(&facts(Some("10.0.0.1")), None)
     }
 
     fn at(second: i64) -> Timestamp {
@@ -261,6 +297,26 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_against_it_is_told() {
+        let status = told(&Value::Null, 0);
+        for unready in [Unready::NoCertificate, Unready::NotReserved] {
+            let offer = terms().offer(&facts(Some("10.0.0.1")), Some(unready));
+            let step = step(&offer, Some(&seen("node-1", &status)), at(9)).unwrap();
+            let Step::Tell(patch) = step else {
+                panic!("{step:?}")
+            };
+            let ready = &patch[1]["value"]["conditions"][0];
+            assert_eq!(ready["status"], "False");
+            assert_eq!(ready["reason"], unready.reason().as_str());
+            assert_ne!(ready["message"], "");
+            assert_eq!(
+                ready["lastTransitionTime"],
+                serde_json::to_value(Time(at(9))).unwrap()
+            );
+        }
+    }
+
+    #[test]
     fn another_nodes_goes_first() {
         let old = seen("node-0", &Value::Null);
         let delete = step(&offer(), Some(&old), at(0)).unwrap();
@@ -273,7 +329,7 @@ mod tests {
     #[test]
     fn an_endpoint_is_written_as_it_is_dialled() {
         let written = |terms: &Terms, address| {
-            let endpoint = terms.offer(&facts(address)).endpoint;
+            let endpoint = terms.offer(&facts(address), None).endpoint;
             endpoint.map(|endpoint| endpoint.to_string())
         };
         let mut terms = terms();

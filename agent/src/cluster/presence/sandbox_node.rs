@@ -4,7 +4,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use cloche_crds::SandboxNode;
+use cloche_identity::Credentials;
 use futures::StreamExt;
+use jiff::Timestamp;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
 };
@@ -15,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::offer::{Step, Terms, step};
+use super::offer::{Offer, Step, Terms, Unready, step};
 use super::{PresenceError, in_time};
 use crate::clock;
 use crate::cluster::own_node::NodeFacts;
@@ -24,6 +26,9 @@ use crate::unique;
 
 /// Least time between two writes, on average: somebody who writes otherwise must not make it a race.
 const SPACED: Duration = Duration::from_secs(10);
+
+/// Longest time between two looks at whether the certificate holds: a clock may be set.
+const LOOK: Duration = Duration::from_mins(1);
 
 /// As the apiserver has the object.
 enum Seen {
@@ -41,12 +46,40 @@ impl From<Option<DynamicObject>> for Seen {
     }
 }
 
+/// By what the node is ready or not.
+pub(in crate::cluster) struct Standing {
+    /// What the agent serves with.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Whether a pod holds what sandboxes may request.
+    pub reserved: watch::Receiver<bool>,
+}
+
+impl Standing {
+    /// What stands against offering anything, and until when nothing does by the wall clock.
+    fn judge(&mut self, now: Timestamp) -> (Option<Unready>, Option<Timestamp>) {
+        let holds = self.credentials.borrow_and_update();
+        let until = holds.as_ref().map(Credentials::not_after);
+        let until = until.filter(|until| now < *until);
+        let unready = if until.is_none() {
+            Some(Unready::NoCertificate)
+        } else if *self.reserved.borrow_and_update() {
+            None
+        } else {
+            Some(Unready::NotReserved)
+        };
+        (unready, until)
+    }
+}
+
 /// Keeps the object.
 pub(in crate::cluster) struct Announcer {
     client: kube::Client,
     name: String,
     facts: watch::Receiver<Option<NodeFacts>>,
     terms: Terms,
+    standing: Standing,
+    /// What was last to be offered.
+    offer: Option<Offer>,
     seen: Seen,
     /// What was written last, and the version that this made: an apiserver that has made something else of it will do so again.
     told: Option<(Step, Option<String>)>,
@@ -62,12 +95,15 @@ impl Announcer {
         name: &str,
         facts: watch::Receiver<Option<NodeFacts>>,
         terms: Terms,
+        standing: Standing,
     ) -> Self {
         Self {
             client,
             name: name.to_owned(),
             facts,
             terms,
+            standing,
+            offer: None,
             seen: Seen::Unknown,
             told: None,
             failures: 0,
@@ -92,10 +128,18 @@ impl Announcer {
         )));
         let mut listed = None;
         loop {
-            let at = self.advance().await;
+            let now = clock::now();
+            let (unready, until) = self.standing.judge(now.wall);
+            let over =
+                until.and_then(|until| Duration::try_from(until.duration_since(now.wall)).ok());
+            let over = over.map(|left| now.boot + left.min(LOOK));
+            let at = self.advance(unready).await;
+            let at = at.into_iter().chain(over).min();
             tokio::select! {
                 // All are cancel safe: streams and channels keep what is not taken.
                 changed = self.facts.changed() => if changed.is_err() { return },
+                changed = self.standing.credentials.changed() => if changed.is_err() { return },
+                changed = self.standing.reserved.changed() => if changed.is_err() { return },
                 () = clock::sleep_until(at) => {}
                 next = told.next() => match next {
                     None => return,
@@ -116,8 +160,18 @@ impl Announcer {
     }
 
     /// Does what is to be done now; when to look again, since boot.
-    async fn advance(&mut self) -> Option<Duration> {
-        let offer = self.terms.offer(self.facts.borrow_and_update().as_ref()?);
+    async fn advance(&mut self, unready: Option<Unready>) -> Option<Duration> {
+        let offer = {
+            let facts = self.facts.borrow_and_update();
+            self.terms.offer(facts.as_ref()?, unready)
+        };
+        if self.offer.as_ref() != Some(&offer) {
+            // A race is with others; news of our own wait for nothing, but for the pause after a failure.
+            if self.failures == 0 {
+                self.not_before = Duration::ZERO;
+            }
+            self.offer = Some(offer.clone());
+        }
         let seen = match &self.seen {
             Seen::Unknown => return None,
             Seen::Absent => None,
