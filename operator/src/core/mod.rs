@@ -185,6 +185,10 @@ impl Core {
     /// When [`Core::tick`] has something to do at the latest.
     pub fn next_tick(&self, now: Now) -> Duration {
         const TICK: Duration = Duration::from_secs(1);
+        // Whether there is room for those that wait is asked in parts, so that other work goes on in between.
+        if self.active && self.is_synced() && !self.room.is_empty() {
+            return now.run;
+        }
         let retry = self.later.peek().map(|Reverse((at, _))| *at);
         let tick = now.run + TICK;
         retry.map_or(tick, |retry| retry.min(tick)).max(now.run)

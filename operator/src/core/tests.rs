@@ -330,6 +330,32 @@ fn room_that_appears_is_used_at_once() {
 }
 
 #[test]
+fn parked_shapes_are_asked_without_a_pause() {
+    let mut world = World::of(&["a"]);
+    world.bound("full", "a", "u", Phase::Running);
+    // More than are asked at once, each another shape that a full node cannot take.
+    for index in 0..600 {
+        world.sandbox(&index.to_string(), &format!("{}m", 3500 + index));
+    }
+    while let Some(job) = world.job() {
+        world.core.in_flight.remove(&job.subject);
+    }
+    let full = world.sandbox("full", "1");
+    world.tell(Event::Sandbox(Change::Gone(Box::new(full.metadata))));
+    let now = world.now();
+    let mut bound = Vec::new();
+    // Nothing happens and no time passes but what is asked for.
+    while world.core.next_tick(now) == now.run {
+        bound.extend(world.jobs().iter().map(said));
+    }
+    assert_eq!(
+        bound.iter().filter(|node| *node == "a").count(),
+        1,
+        "{bound:?}"
+    );
+}
+
+#[test]
 fn nothing_is_done_by_who_stands_by_or_has_not_seen_all() {
     let mut world = World::of(&["a"]);
     world.core.active = false;
