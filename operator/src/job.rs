@@ -48,7 +48,7 @@ pub enum Task {
         /// The Node's name and the UID that the sandbox is bound to.
         absent: Option<(NodeName, Option<Box<str>>)>,
     },
-    /// Read the sandbox and write that its agent is not heard, if it runs.
+    /// Read the sandbox and write that its agent is not heard, if it has not ended.
     Unreachable,
     /// Read the sandbox and write that its node is lost, if it has not ended. Of a Node that is said to be gone the apiserver is asked
     /// first.

@@ -176,7 +176,7 @@ impl Read<'_> {
     }
 }
 
-/// Writes that the agent of a running sandbox is not heard.
+/// Writes that the agent of a bound sandbox is not heard.
 pub fn unreachable(
     read: Read<'_>,
     status: &SandboxStatus,

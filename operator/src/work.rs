@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cloche_crds::{Phase, SandboxNode};
+use cloche_crds::SandboxNode;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::{Api, PatchParams};
 use kube::{Client, Resource};
@@ -219,8 +219,8 @@ fn holds(loss: Loss, machine: Option<&Machine>, uid: Option<&str>) -> bool {
 fn tell_unreachable(read: &Lenient, now: Now) -> Option<JsonPatch> {
     let status = read.sandbox.status.as_ref()?;
     let node = status.node_name.as_deref()?;
-    let runs = status.phase == Phase::Running && status.termination.is_none();
-    (runs && !is_unreachable(status)).then(|| unreachable(of(read), status, node, now.wall))
+    let lives = status.termination.is_none() && !status.phase.is_terminal();
+    (lives && !is_unreachable(status)).then(|| unreachable(of(read), status, node, now.wall))
 }
 
 fn of<K: Resource>(object: &K) -> Read<'_> {

@@ -10,7 +10,6 @@ use crate::job::{Job, Subject, Task};
 use crate::loss;
 use crate::patch::{Scheduled, put_finalizer, schedule, take_finalizer};
 use crate::schedule::fit::set_of_message;
-use cloche_crds::Phase;
 use cloche_crds::condition::bounded;
 
 impl Core {
@@ -73,7 +72,7 @@ impl Core {
             });
         }
         let silent = node.is_some_and(|node| node.judged.silent);
-        (silent && seen.phase == Phase::Running && !seen.unreachable).then_some(Task::Unreachable)
+        (silent && !seen.unreachable).then_some(Task::Unreachable)
     }
 
     fn of_unbound(&self, key: &Key, seen: &SandboxSeen, now: Now) -> Option<Task> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cloche_crds::cluster::FINALIZER;
 use cloche_crds::condition::Condition;
 use cloche_crds::rules::validate;
-use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, SandboxStatus};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, SandboxStatus};
 use serde_json::Value;
 
 use super::shape::Shape;
@@ -65,8 +65,6 @@ pub struct SandboxSeen {
     pub asks: Asks,
     /// Where it is bound to.
     pub bound: Option<Bound>,
-    /// Where it is in its life.
-    pub phase: Phase,
     /// Whether its end is told.
     pub ended: bool,
     /// Whether it is already told that its agent is not heard.
@@ -135,7 +133,6 @@ impl SandboxSeen {
             deleting: metadata.deletion_timestamp.is_some(),
             finalizers: metadata.finalizers.clone().unwrap_or_default(),
             asks,
-            phase: status.map_or(Phase::Pending, |status| status.phase),
             ended: status.is_some_and(ended),
             unreachable: status.is_some_and(is_unreachable),
             unbound_status: match &bound {
