@@ -33,6 +33,8 @@ pub fn gateway_host(namespace: &str) -> String {
 pub const NAMESPACE: &str = "cloche-system";
 /// `ConfigMap` with what certificates of Cloche's parts are checked by: PEM, under [`CA_KEY`].
 pub const CA_CONFIG_MAP: &str = "cloche-ca";
+/// Secret with the CA's key. Only the operator reads it.
+pub const CA_SECRET: &str = "cloche-ca";
 /// The key in [`CA_CONFIG_MAP`].
 pub const CA_KEY: &str = "ca.crt";
 

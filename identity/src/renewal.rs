@@ -16,15 +16,20 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// between two certificates.
 const LOOK: Duration = Duration::from_mins(1);
 
-/// Keeps `current` provided, for ever: with the first credentials as soon as there are any, then with new ones in time. What cannot be
+/// Keeps `current` provided, for ever: with the first credentials as soon as there are any, then with new ones in time, or when others are
+/// checked by something else than before. What cannot be
 /// had is told in the log and tried again; until then what there is stays in use.
 pub async fn keep(applicant: Applicant, current: watch::Sender<Option<Credentials>>) {
-    renew(|| applicant.obtain(), &current).await;
+    renew(|| applicant.obtain(), || applicant.ca(), &current).await;
 }
 
-async fn renew<F>(obtain: impl Fn() -> F, current: &watch::Sender<Option<Credentials>>)
-where
+async fn renew<F, P>(
+    obtain: impl Fn() -> F,
+    published: impl Fn() -> P,
+    current: &watch::Sender<Option<Credentials>>,
+) where
     F: Future<Output = Result<Credentials, RequestError>>,
+    P: Future<Output = Result<String, RequestError>>,
 {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -41,8 +46,8 @@ where
                     );
                 }
                 pause = FIRST_PAUSE;
-                current.send_replace(Some(credentials));
-                until_due(renew_at).await;
+                current.send_replace(Some(credentials.clone()));
+                until_due(&credentials, &published).await;
             }
             Err(error) => {
                 tracing::warn!(
@@ -56,11 +61,22 @@ where
     }
 }
 
-/// Returns at `renew_at` or soon after, but never before [`LOOK`]: a clock that is wrong would have certificates made without a pause.
-async fn until_due(renew_at: Timestamp) {
+/// Returns when others are to be had, or soon after, but never before [`LOOK`]: a clock that is wrong would have certificates made without
+/// a pause.
+async fn until_due<P>(held: &Credentials, published: &impl Fn() -> P)
+where
+    P: Future<Output = Result<String, RequestError>>,
+{
     loop {
         tokio::time::sleep(LOOK).await;
-        if left(renew_at, Timestamp::now()).is_none() {
+        if left(held.renew_at(), Timestamp::now()).is_none() {
+            return;
+        }
+        // Without an answer what there is goes on to be used, as it would with one that is the same.
+        if let Ok(ca) = published().await
+            && !held.checks_by(ca.as_bytes())
+        {
+            tracing::info!(identity = %held.identity(), "there is another CA");
             return;
         }
     }
@@ -104,7 +120,8 @@ mod tests {
             asked.fetch_add(1, Ordering::Relaxed);
             std::future::ready(Ok(over()))
         };
-        let renewed = renew(obtain, &current);
+        let published = || std::future::pending();
+        let renewed = renew(obtain, published, &current);
         let limit = Duration::from_millis(200);
         assert!(tokio::time::timeout(limit, renewed).await.is_err());
         assert_eq!(asked.load(Ordering::Relaxed), 1);

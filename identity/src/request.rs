@@ -100,11 +100,13 @@ impl Applicant {
     /// One certificate, for a key made here. Takes a minute at most.
     pub async fn obtain(&self) -> Result<Credentials, RequestError> {
         let obtained = tokio::time::timeout(PATIENCE, self.ask()).await;
-        obtained.unwrap_or_else(|_| {
-            Err(RequestError::Unanswered {
-                identity: self.identity.clone(),
-            })
-        })
+        obtained.unwrap_or_else(|_| Err(self.unanswered()))
+    }
+
+    fn unanswered(&self) -> RequestError {
+        RequestError::Unanswered {
+            identity: self.identity.clone(),
+        }
     }
 
     async fn ask(&self) -> Result<Credentials, RequestError> {
@@ -178,15 +180,15 @@ impl Applicant {
         }
     }
 
-    async fn ca(&self) -> Result<String, RequestError> {
+    /// What others are checked by at present. Takes a minute at most.
+    pub(crate) async fn ca(&self) -> Result<String, RequestError> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let map = maps
-            .get_opt(CA_CONFIG_MAP)
-            .await
-            .map_err(|source| RequestError::Api {
-                what: format!("read the ConfigMap {}/{CA_CONFIG_MAP}", self.namespace),
-                source: Box::new(source),
-            })?;
+        let map = tokio::time::timeout(PATIENCE, maps.get_opt(CA_CONFIG_MAP)).await;
+        let map = map.map_err(|_| self.unanswered())?;
+        let map = map.map_err(|source| RequestError::Api {
+            what: format!("read the ConfigMap {}/{CA_CONFIG_MAP}", self.namespace),
+            source: Box::new(source),
+        })?;
         map.and_then(|map| map.data)
             .and_then(|mut data| data.remove(CA_KEY))
             .ok_or_else(|| RequestError::NoCa {

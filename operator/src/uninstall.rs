@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cloche_crds::cluster::{CA_CONFIG_MAP, SUBRESOURCES_GROUP, VERSION};
+use cloche_crds::cluster::{CA_CONFIG_MAP, CA_SECRET, SUBRESOURCES_GROUP, VERSION};
 use cloche_crds::{Sandbox, SandboxNode};
 use futures::TryStreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -124,7 +124,7 @@ pub async fn run(client: Client, namespace: &str, step: &Step) -> Result<(), Uni
             let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
             delete(&maps, CA_CONFIG_MAP, "delete the CA's ConfigMap").await?;
             let secrets: Api<Secret> = Api::namespaced(client, namespace);
-            delete(&secrets, CA_CONFIG_MAP, "delete the CA's Secret").await
+            delete(&secrets, CA_SECRET, "delete the CA's Secret").await
         }
     }
 }

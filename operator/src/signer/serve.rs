@@ -1,8 +1,9 @@
 //! Following requests, writing decisions.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use cloche_crds::cluster::{AGENT_SIGNER, CA_CONFIG_MAP, CA_KEY, GATEWAY_SIGNER};
+use cloche_crds::cluster::{AGENT_SIGNER, CA_CONFIG_MAP, CA_KEY, CA_SECRET, GATEWAY_SIGNER};
 use cloche_identity::Identity;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt as _, StreamExt as _};
@@ -16,14 +17,15 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::authority::{Authority, AuthorityError, Kept};
+use super::bundle::{Bundle, bundle};
 use super::review::{Grant, Refusal, Stage, applicant, review, stage};
 use crate::clock;
 use crate::failure::{Class, class, pause};
 use crate::lease::Standing;
 use crate::told::chain;
 
-/// The Secret with the CA. Only the operator reads it.
-const SECRET: &str = "cloche-ca";
+/// Until when what an earlier CA signed is taken: an annotation of the `ConfigMap`.
+const EARLIER_UNTIL: &str = "cloche.dev/earlier-until";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 /// How long one request to the apiserver may take.
@@ -43,7 +45,7 @@ enum SignerError {
     Authority(#[from] AuthorityError),
     /// The Secret is there without what makes a CA.
     #[error(
-        "the Secret {SECRET} lacks {CERTIFICATE} or {KEY} in PEM: mend it, or delete it for a new CA"
+        "the Secret {CA_SECRET} lacks {CERTIFICATE} or {KEY} in PEM: mend it, or delete it for a new CA"
     )]
     Secret,
     /// A mistake of ours.
@@ -96,11 +98,19 @@ impl Signer {
         let mut requests =
             stream::select(self.requests(AGENT_SIGNER), self.requests(GATEWAY_SIGNER));
         let mut again = FuturesUnordered::new();
+        // What is to be tried again, as it was last seen, by its UID.
+        let mut waits: HashMap<String, (CertificateSigningRequest, u32)> = HashMap::new();
         loop {
             // Cancel safe: each arm takes what is whole.
             let (request, failures) = tokio::select! {
-                Some(request) = requests.next() => (request, 0),
-                Some(due) = again.next() => due,
+                Some(request) = requests.next() => {
+                    waits.remove(&request.uid().unwrap_or_default());
+                    (request, 0)
+                }
+                Some(uid) = again.next() => match waits.remove(&uid) {
+                    Some(due) => due,
+                    None => continue,
+                },
                 else => return,
             };
             let Err(error) = self.decide(&request).await else {
@@ -115,8 +125,9 @@ impl Signer {
                 }
                 Class::Transient => {
                     tracing::warn!(request = name, error = why, "not signed; trying again");
-                    let wait = tokio::time::sleep(pause(failures, 0));
-                    again.push(wait.map(move |()| (request, failures + 1)));
+                    let uid = request.uid().unwrap_or_default();
+                    waits.insert(uid.clone(), (request, failures + 1));
+                    again.push(tokio::time::sleep(pause(failures, 0)).map(|()| uid));
                 }
                 Class::Invalid | Class::Bug => {
                     let class = class.as_str();
@@ -150,14 +161,15 @@ impl Signer {
         };
         let name = request.name_any();
         match self.review(request).await? {
+            // The watch tells of the approved one, which is signed.
+            Ok(grant) if stage == Stage::New => {
+                let message = format!("the applicant is {}", grant.identity);
+                self.condition(request, "Approved", "IdentityProved", &message)
+                    .await?;
+            }
             Ok(grant) => {
                 let certificate = self.authority.certificate();
                 publish(&self.client, &self.namespace, certificate).await?;
-                if stage == Stage::New {
-                    let message = format!("the applicant is {}", grant.identity);
-                    self.condition(request, "Approved", "IdentityProved", &message)
-                        .await?;
-                }
                 let chain = self.authority.sign(&grant, clock::now().wall)?;
                 self.issue(request, chain).await?;
                 tracing::info!(request = name, identity = %grant.identity, "signed");
@@ -261,7 +273,7 @@ fn patch(
 /// The CA that is kept, or a new one. Of two that make one at once the apiserver takes one, and both use that.
 async fn authority(client: &Client, namespace: &str) -> Result<Authority, SignerError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let secret = match ask("read the CA", secrets.get_opt(SECRET)).await? {
+    let secret = match ask("read the CA", secrets.get_opt(CA_SECRET)).await? {
         Some(secret) => secret,
         None => keep_new(&secrets).await?,
     };
@@ -279,7 +291,7 @@ async fn keep_new(secrets: &Api<Secret>) -> Result<Secret, SignerError> {
             Ok(secret)
         }
         Err(error) if error.class() == Class::Conflict => {
-            ask("read the CA", secrets.get(SECRET)).await
+            ask("read the CA", secrets.get(CA_SECRET)).await
         }
         Err(error) => Err(error),
     }
@@ -290,7 +302,7 @@ fn secret_of(kept: Kept) -> Secret {
     let data = [(CERTIFICATE, certificate), (KEY, key)];
     Secret {
         metadata: ObjectMeta {
-            name: Some(SECRET.to_owned()),
+            name: Some(CA_SECRET.to_owned()),
             ..ObjectMeta::default()
         },
         type_: Some("kubernetes.io/tls".to_owned()),
@@ -317,23 +329,41 @@ fn kept_in(secret: &Secret) -> Option<Kept> {
 async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<(), SignerError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = ask("read the CA's ConfigMap", maps.get_opt(CA_CONFIG_MAP)).await?;
-    let data = map.as_ref().and_then(|map| map.data.as_ref());
-    let published = data.and_then(|data| data.get(CA_KEY));
-    if published.is_some_and(|published| published == certificate) {
+    let before = map.as_ref().and_then(published);
+    let bundle = bundle(certificate, before.as_ref(), clock::now().wall);
+    if before.as_ref() == Some(&bundle) {
         return Ok(());
     }
-    let data = json!({"data": {CA_KEY: certificate}});
+    let until = bundle.until.map(|until| until.to_string());
+    let data = json!({
+        "metadata": {"annotations": {EARLIER_UNTIL: until}},
+        "data": {CA_KEY: bundle.text},
+    });
     if map.is_some() {
         let patch = Patch::Merge(data);
         let params = PatchParams::default();
         let written = maps.patch(CA_CONFIG_MAP, &params, &patch);
         return ask("publish the CA", written).await.map(drop);
     }
-    let mut new: ConfigMap = serde_json::from_value(data)?;
-    new.metadata.name = Some(CA_CONFIG_MAP.to_owned());
+    // Where there was none nothing earlier stays.
+    let new = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(CA_CONFIG_MAP.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some([(CA_KEY.to_owned(), bundle.text)].into()),
+        ..ConfigMap::default()
+    };
     let params = PostParams::default();
     let written = maps.create(&params, &new);
     ask("publish the CA", written).await.map(drop)
+}
+
+fn published(map: &ConfigMap) -> Option<Bundle> {
+    let text = map.data.as_ref()?.get(CA_KEY)?.clone();
+    let annotations = map.metadata.annotations.as_ref();
+    let until = annotations.and_then(|all| all.get(EARLIER_UNTIL)?.parse().ok());
+    Some(Bundle { text, until })
 }
 
 async fn ask<T>(
