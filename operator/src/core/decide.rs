@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::Core;
 use crate::clock::Now;
-use crate::index::node::NodeName;
+use crate::index::node::{Node, NodeName};
 use crate::index::sandbox::{Asks, Bound, Key, SandboxSeen};
 use crate::job::{Job, Subject, Task};
 use crate::loss;
 use crate::patch::{Scheduled, put_finalizer, schedule, take_finalizer};
-use crate::schedule::fit::set_of_message;
+use crate::schedule::fit::{set_of_message, suits};
 use cloche_crds::condition::bounded;
 
 impl Core {
@@ -110,8 +110,14 @@ impl Core {
 
     /// Binds to the node that is assumed, as long as there is one.
     pub(super) fn bind(&mut self, key: &Key, node: &NodeName, now: Now) -> Option<Job> {
-        let machine = self.index.node(node).and_then(|node| node.machine.as_ref());
         let seen = self.index.sandbox(key).filter(|seen| seen.is_waiting());
+        let found = self.index.node(node);
+        // It may have become unfit while the binding could not be written.
+        let suits = |node: &&Node| match seen.map(|seen| &seen.asks) {
+            Some(Asks::Shape(shape)) => suits(shape, node).is_ok(),
+            Some(Asks::Invalid(_)) | None => false,
+        };
+        let machine = found.filter(suits).and_then(|node| node.machine.as_ref());
         let (Some(machine), Some(seen)) = (machine, seen) else {
             let changed = self.index.give_up(key);
             self.after(changed);

@@ -88,11 +88,15 @@ impl Core {
             return None;
         }
         self.turn = !self.turn;
-        let job = if self.turn {
-            self.next_placed(now).or_else(|| self.next_looked_at(now))
+        let first = if self.turn {
+            self.next_placed(now)
         } else {
-            self.next_looked_at(now).or_else(|| self.next_placed(now))
-        }?;
+            None
+        };
+        // Who was looked at may wait again.
+        let job = first
+            .or_else(|| self.next_looked_at(now))
+            .or_else(|| self.next_placed(now))?;
         self.in_flight.insert(job.subject.clone());
         Some(job)
     }
@@ -136,6 +140,14 @@ impl Core {
     }
 
     fn failed(&mut self, subject: &Subject, class: Class, now: Now) {
+        let is_known = match subject {
+            Subject::Sandbox(key) => self.index.sandbox(key).is_some(),
+            Subject::Node(name) => self.offer(name).is_some(),
+        };
+        if !is_known {
+            self.forget_failures(subject);
+            return;
+        }
         match class {
             Class::Invalid | Class::Bug => {
                 let version = self.version(subject);
@@ -153,6 +165,11 @@ impl Core {
                 }
             }
         }
+    }
+
+    fn forget_failures(&mut self, subject: &Subject) {
+        self.failures.remove(subject);
+        self.refused.remove(subject);
     }
 
     /// A binding that was not written is given up: the sandbox waits again.

@@ -146,6 +146,7 @@ impl Core {
             }
             (Kind::Offer, Subject::Node(name)) => {
                 self.index.change_node(name, |node| node.offer = None);
+                self.forget_failures(subject);
                 self.node_changed(name, now.run);
             }
             (Kind::Lease, Subject::Node(name)) => {
@@ -165,9 +166,7 @@ impl Core {
 
     pub(super) fn drop_sandbox(&mut self, key: &Key, uid: Option<&str>) {
         if let Some(changed) = self.index.remove(key, uid) {
-            let subject = Subject::Sandbox(Key::clone(key));
-            self.failures.remove(&subject);
-            self.refused.remove(&subject);
+            self.forget_failures(&Subject::Sandbox(Key::clone(key)));
             self.after(changed);
         }
     }

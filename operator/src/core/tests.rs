@@ -381,6 +381,24 @@ fn a_failed_binding_is_tried_again_after_a_pause_on_the_same_node() {
 }
 
 #[test]
+fn a_failed_binding_is_not_tried_again_on_a_node_that_became_unfit() {
+    let mut world = World::of(&["a"]);
+    world.sandbox("s", "1");
+    let jobs = world.jobs();
+    assert_eq!(said(&jobs[0]), "a");
+    world.node("b", "u", "True");
+    world.offer("b", "u");
+    world.beat("b");
+    world.node("a", "u", "False");
+    world.done(&jobs[0], Outcome::Failed(Class::Transient));
+    world.pass(2);
+    // The room that it gives up is known first.
+    let mut jobs = world.jobs();
+    jobs.extend(world.jobs());
+    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), ["b"]);
+}
+
+#[test]
 fn what_is_refused_waits_for_a_change() {
     let mut world = World::of(&["a"]);
     let mut sandbox = world.sandbox("s", "1");
@@ -392,6 +410,21 @@ fn what_is_refused_waits_for_a_change() {
     assert_eq!(world.tasks().len(), 0);
     world.apply(&mut sandbox);
     assert_eq!(world.jobs().iter().map(said).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn nothing_is_kept_of_what_failed_and_is_gone() {
+    let mut world = World::of(&["a"]);
+    let sandbox = world.sandbox("s", "1");
+    let jobs = world.jobs();
+    world.done(&jobs[0], Outcome::Failed(Class::Transient));
+    world.pass(2);
+    let jobs = world.jobs();
+    world.tell(Event::Sandbox(Change::Gone(Box::new(sandbox.metadata))));
+    world.done(&jobs[0], Outcome::Gone);
+    world.pass(100);
+    assert!(world.core.failures.is_empty());
+    assert!(world.core.paused.is_empty());
 }
 
 #[test]

@@ -119,7 +119,15 @@ pub fn set_of_message(message: &str) -> Option<u8> {
 
 /// Whether a node can take one more sandbox of this shape.
 pub fn fit(shape: &Shape, node: &Node) -> Result<Fit, Unfit> {
+    let untainted = suits(shape, node)?;
     let (machine, offer) = able(node)?;
+    let free = room(shape, node, machine.ceiling, offer)?;
+    Ok(Fit { untainted, free })
+}
+
+/// Whether a node can take sandboxes of this shape, whatever room it has; and whether no taint asks to leave it to others.
+pub fn suits(shape: &Shape, node: &Node) -> Result<bool, Unfit> {
+    let (machine, _) = able(node)?;
     if machine.cordoned {
         return Err(Unfit::Cordoned);
     }
@@ -137,8 +145,7 @@ pub fn fit(shape: &Shape, node: &Node) -> Result<Fit, Unfit> {
             TaintEffect::PreferNoSchedule => untainted = false,
         }
     }
-    let free = room(shape, node, machine.ceiling, offer)?;
-    Ok(Fit { untainted, free })
+    Ok(untainted)
 }
 
 /// The Node and its agent, if both can take anything at all.
