@@ -19,6 +19,9 @@ pub struct Options {
     /// Where to serve
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:6443")]
     pub listen: SocketAddr,
+    /// Where to keep key and certificate, so that a gateway that is started again serves at once [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Option<PathBuf>,
     /// Most streams at a time; one takes 3 MiB at most, and next to nothing while its client reads
     #[arg(long, value_name = "NUMBER", default_value_t = 4096)]
     pub max_streams: usize,

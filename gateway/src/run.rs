@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cloche_identity::{Applicant, Identity};
+use cloche_identity::{Applicant, Identity, Store};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -90,6 +90,7 @@ pub async fn run_with(
         identity: Identity::Gateway,
         namespace: options.namespace.clone(),
     };
+    let store = options.credentials.map(Store::new);
     let apiserver = Apiserver::new(client.clone());
     let gateway = Gateway {
         agents: Agents::new(apiserver.clone(), credentials.clone()),
@@ -112,7 +113,7 @@ pub async fn run_with(
     // None of the others ends, nor can they fail: what they cannot do they try again. They go on while streams end, which may need them.
     tokio::select! {
         () = async { serving.await; end(&gateway).await } => Ok(()),
-        () = cloche_identity::keep(applicant, certificate) => Err(Error::Ended("the renewal of certificates")),
+        () = cloche_identity::keep(applicant, store, certificate) => Err(Error::Ended("the renewal of certificates")),
         () = follow::front_proxy(client.clone(), known) => Err(Error::Ended("the watch of the front proxy")),
         () = bundle::keep(client, options.namespace) => Err(Error::Ended("the watch of the APIService")),
     }

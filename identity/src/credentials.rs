@@ -77,7 +77,16 @@ impl Credentials {
         key: PrivatePkcs8KeyDer<'static>,
         ca: &[u8],
     ) -> Result<Self, CredentialsError> {
-        let chain = certificates("certificate", chain)?;
+        Self::of(identity, certificates("certificate", chain)?, key, ca)
+    }
+
+    /// The same, of certificates that are no PEM any more.
+    pub(crate) fn of(
+        identity: Identity,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivatePkcs8KeyDer<'static>,
+        ca: &[u8],
+    ) -> Result<Self, CredentialsError> {
         let own = chain
             .first()
             .ok_or(CredentialsError::Empty("certificate"))?;
@@ -127,6 +136,11 @@ impl Credentials {
     /// Whether this is what peers are checked by.
     pub fn checks_by(&self, ca: &[u8]) -> bool {
         *self.ca == *ca
+    }
+
+    /// What peers are checked by, PEM.
+    pub(crate) fn ca(&self) -> &[u8] {
+        &self.ca
     }
 
     /// When a new certificate should be asked for: after two thirds of this one's life.

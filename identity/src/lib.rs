@@ -5,20 +5,22 @@
 //!                        └──────────────── renewed after two thirds of the certificate's life ◄──────────────┘
 //! ```
 //!
-//! Each part makes its own key, which never leaves the process. The role, and for an agent its node, stand in the certificate as a
+//! Each part makes its own key. The role, and for an agent its node, stand in the certificate as a
 //! URI; both ends of a connection check them. A certificate of an agent therefore serves neither as a gateway's nor for another node,
 //! though both are of one CA.
 //!
-//! No certificate is read from a file, and none is written to one: a restart asks for a new one.
+//! A part may keep its key and certificate in a [`Store`], on its own machine: started again, it serves at once, also while nobody signs.
 
 mod credentials;
 mod name;
 mod renewal;
 mod request;
+mod store;
 mod tls;
 
 pub use credentials::{Credentials, CredentialsError};
 pub use name::{Identity, NameError};
 pub use renewal::keep;
 pub use request::{Applicant, RequestError};
+pub use store::{Store, StoreError};
 pub use tls::peer;

@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::credentials::Credentials;
+use crate::name::Identity;
 use crate::request::{Applicant, RequestError};
+use crate::store::Store;
 
 /// First pause after a request that failed; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -16,14 +18,64 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// between two certificates.
 const LOOK: Duration = Duration::from_mins(1);
 
-/// Keeps `current` provided, for ever: with the first credentials as soon as there are any, then with new ones in time, or when others are
-/// checked by something else than before. What cannot be
-/// had is told in the log and tried again; until then what there is stays in use.
-pub async fn keep(applicant: Applicant, current: watch::Sender<Option<Credentials>>) {
-    renew(|| applicant.obtain(), || applicant.ca(), &current).await;
+/// Keeps `current` provided, for ever: with what `store` holds, else with the first credentials that there are, then with new ones in time,
+/// or when others are checked by something else than before. What cannot be had is told in the log and tried again; until then what there
+/// is stays in use.
+pub async fn keep(
+    applicant: Applicant,
+    store: Option<Store>,
+    current: watch::Sender<Option<Credentials>>,
+) {
+    let held = match &store {
+        Some(store) => kept(store, &applicant.identity).await,
+        None => None,
+    };
+    let (applicant, store) = (&applicant, store.as_ref());
+    let obtain = move || async move {
+        let obtained = applicant.obtain().await?;
+        if let Some(store) = store {
+            save(store, &obtained).await;
+        }
+        Ok(obtained)
+    };
+    renew(held, obtain, || applicant.ca(), &current).await;
+}
+
+/// What an earlier process kept, if that is still of use.
+async fn kept(store: &Store, identity: &Identity) -> Option<Credentials> {
+    let (store, owner) = (store.clone(), identity.clone());
+    let loaded = tokio::task::spawn_blocking(move || store.load(&owner)).await;
+    match loaded.ok()? {
+        Ok(found) => {
+            let found = found?;
+            left(found.not_after(), Timestamp::now())?;
+            tracing::info!(%identity, renew_at = %found.renew_at(), "goes on with its certificate");
+            Some(found)
+        }
+        Err(error) => {
+            tracing::warn!(
+                %identity,
+                error = &error as &dyn std::error::Error,
+                "the certificate that was kept is of no use; asking for another"
+            );
+            None
+        }
+    }
+}
+
+async fn save(store: &Store, credentials: &Credentials) {
+    let (store, credentials) = (store.clone(), credentials.clone());
+    let saved = tokio::task::spawn_blocking(move || store.save(&credentials)).await;
+    if let Ok(Err(error)) = saved {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "the certificate is not kept: the next start needs the operator"
+        );
+    }
 }
 
 async fn renew<F, P>(
+    mut held: Option<Credentials>,
     obtain: impl Fn() -> F,
     published: impl Fn() -> P,
     current: &watch::Sender<Option<Credentials>>,
@@ -33,6 +85,10 @@ async fn renew<F, P>(
 {
     let mut pause = FIRST_PAUSE;
     loop {
+        if let Some(credentials) = held.take() {
+            current.send_replace(Some(credentials.clone()));
+            until_due(&credentials, &published).await;
+        }
         match obtain().await {
             Ok(credentials) => {
                 let identity = credentials.identity();
@@ -46,8 +102,7 @@ async fn renew<F, P>(
                     );
                 }
                 pause = FIRST_PAUSE;
-                current.send_replace(Some(credentials.clone()));
-                until_due(&credentials, &published).await;
+                held = Some(credentials);
             }
             Err(error) => {
                 tracing::warn!(
@@ -90,27 +145,32 @@ fn left(at: Timestamp, now: Timestamp) -> Option<Duration> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
+pub(crate) mod fixture {
     use rcgen::{CertificateParams, KeyPair, SanType, date_time_ymd};
     use rustls_pki_types::PrivatePkcs8KeyDer;
 
     use super::*;
-    use crate::Identity;
 
-    /// Of a certificate that ran out long ago.
-    fn over() -> Credentials {
+    /// A gateway's, good from the first day of a year to that of another.
+    pub(crate) fn credentials(from: i32, to: i32) -> Credentials {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         let name = Identity::Gateway.to_string().try_into().unwrap();
         params.subject_alt_names = vec![SanType::URI(name)];
-        params.not_before = date_time_ymd(2000, 1, 1);
-        params.not_after = date_time_ymd(2000, 1, 2);
+        params.not_before = date_time_ymd(from, 1, 1);
+        params.not_after = date_time_ymd(to, 1, 1);
         let pem = params.self_signed(&key).unwrap().pem();
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         Credentials::new(Identity::Gateway, pem.as_bytes(), key, pem.as_bytes()).unwrap()
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::fixture::credentials;
+    use super::*;
 
     #[tokio::test]
     async fn a_clock_that_is_ahead_has_no_certificates_made_without_a_pause() {
@@ -118,14 +178,34 @@ mod tests {
         let current = watch::Sender::new(None);
         let obtain = || {
             asked.fetch_add(1, Ordering::Relaxed);
-            std::future::ready(Ok(over()))
+            std::future::ready(Ok(credentials(2000, 2001)))
         };
         let published = || std::future::pending();
-        let renewed = renew(obtain, published, &current);
+        let renewed = renew(None, obtain, published, &current);
         let limit = Duration::from_millis(200);
         assert!(tokio::time::timeout(limit, renewed).await.is_err());
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         assert!(current.borrow().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_part_that_starts_again_goes_on_with_what_was_kept_while_it_is_of_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path().join("credentials.json"));
+        assert!(kept(&store, &Identity::Gateway).await.is_none());
+        save(&store, &credentials(2000, 2100)).await;
+        let held = kept(&store, &Identity::Gateway).await;
+        assert!(held.is_some());
+
+        let current = watch::Sender::new(None);
+        let obtain = || -> std::future::Ready<_> { panic!("it needs no other") };
+        let renewed = renew(held, obtain, std::future::pending, &current);
+        let limit = Duration::from_millis(200);
+        assert!(tokio::time::timeout(limit, renewed).await.is_err());
+        assert!(current.borrow().is_some());
+
+        save(&store, &credentials(2000, 2001)).await;
+        assert!(kept(&store, &Identity::Gateway).await.is_none());
     }
 
     #[test]

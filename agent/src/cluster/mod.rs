@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use cloche_crds::cluster::NAMESPACE;
-use cloche_identity::{Applicant, Identity};
+use cloche_identity::{Applicant, Identity, Store};
 use kube::runtime::watcher;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
@@ -141,7 +141,11 @@ pub async fn run(options: Options) -> Result<()> {
     crew.join("API", api::serve(listener, Arc::clone(&node), None));
     let remote = api::mtls::serve(remote, credentials.subscribe(), Arc::clone(&node));
     crew.join("API for gateways", remote);
-    crew.join("certificate", cloche_identity::keep(applicant, credentials));
+    let store = Store::new(options.node.state.join("credentials.json"));
+    crew.join(
+        "certificate",
+        cloche_identity::keep(applicant, Some(store), credentials),
+    );
     crew.join("SandboxNode", announcer.run(stop()));
     if let Some(labels) = &options.reservation {
         let (namespace, node) = (&options.namespace, &options.node_name);

@@ -92,6 +92,8 @@ impl Cluster {
                 "--kubeconfig".into(),
                 gateway_config.into(),
                 format!("--listen={listen}").into(),
+                "--credentials".into(),
+                root.path().join("gateway.json").into(),
             ],
             root.path(),
         )?;
