@@ -7,6 +7,7 @@ use cloche_crds::sandbox::RuntimeStatus;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::Streams;
 use crate::board::Board;
 use crate::cgroup::Cgroups;
 use crate::image::ImageStore;
@@ -38,6 +39,8 @@ pub struct Node {
     pub sandboxes: Ledger<SandboxRecord>,
     /// What the world sees.
     pub board: Board,
+    /// Sessions and logs that are open.
+    pub streams: Streams,
     /// What of an end must be known elsewhere before its record goes; nothing standalone.
     pub settled: Option<Settled>,
     /// What instances use.

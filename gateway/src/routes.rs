@@ -46,6 +46,9 @@ pub(crate) struct Gateway {
     pub(crate) tracker: TaskTracker,
 }
 
+/// Bytes that are read of a WebSocket at once, and kept for it.
+const READ: usize = 16 << 10;
+
 /// Which sandbox, by the path.
 type Named = Path<(String, String)>;
 type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
@@ -296,6 +299,7 @@ fn choose(upgrade: Upgrade, offered: &[Protocol]) -> Result<(WebSocketUpgrade, P
     let upgrade = upgrade
         .max_message_size(most)
         .max_frame_size(most)
+        .read_buffer_size(READ)
         .write_buffer_size(0)
         .max_write_buffer_size(4 * SESSION_MESSAGE);
     Ok((upgrade, protocol))

@@ -23,7 +23,7 @@ use crate::refusal::{Kind, Refusal};
 /// How long a client may take to say what it wants.
 const FIRST: Duration = Duration::from_secs(10);
 /// Requests on their way to the agent.
-const AHEAD: usize = 2;
+const AHEAD: usize = 1;
 /// How long an agent gets to act on the last requests of a client that leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
 

@@ -20,8 +20,9 @@ pub mod session;
 /// stream ends before the command's end was told. It is the last; reason `ServiceUnavailable` in it means that the client should attach again
 /// by its offsets. Messages are at most [`SESSION_MESSAGE`] bytes.
 pub const SESSION_PROTOCOL: &str = "v1.session.cloche.dev";
-/// Most bytes of one message of [`SESSION_PROTOCOL`], either way.
-pub const SESSION_MESSAGE: usize = 1 << 20;
+/// Most bytes of one message of [`SESSION_PROTOCOL`], either way: the longest command ([`frame::MAX_FRAME`]), or piece of output, and what
+/// goes with it.
+pub const SESSION_MESSAGE: usize = frame::MAX_FRAME + (128 << 10);
 
 #[cfg(feature = "grpc")]
 pub mod agent {

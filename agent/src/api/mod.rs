@@ -8,6 +8,7 @@ mod objects;
 mod requests;
 mod session;
 mod stream;
+mod streams;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,6 +24,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
 use crate::source::{self, ManifestDirectory, SandboxKey};
+
+pub use streams::Streams;
 
 /// The API could not be offered.
 #[derive(Debug, thiserror::Error)]

@@ -35,8 +35,11 @@ const HANDSHAKES: usize = 256;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Pause after a connection could not be accepted, as where the process has no descriptor left.
 const RETRY: Duration = Duration::from_millis(200);
-/// Requests and sessions of one connection at one time.
-const STREAMS: u32 = 4096;
+/// Requests and sessions of one connection at one time: more than there may be sessions, so that one too many is told so and does not
+/// wait.
+const STREAMS: u32 = 2048;
+/// Bytes of a session's requests that may wait in HTTP/2.
+const WINDOW: u32 = 256 << 10;
 /// How often a connection that says nothing is asked whether it is there, and how long that may take.
 const ALIVE: Duration = Duration::from_secs(30);
 const ALIVE_ANSWER: Duration = Duration::from_secs(20);
@@ -63,6 +66,7 @@ pub async fn serve(
     let (connections, accepted) = mpsc::channel(1);
     let server = tonic::transport::Server::builder()
         .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(WINDOW)
         .max_connection_age(AGE)
         .http2_keepalive_interval(Some(ALIVE))
         .http2_keepalive_timeout(Some(ALIVE_ANSWER))

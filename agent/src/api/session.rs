@@ -40,6 +40,8 @@ pub(super) async fn open(
         ));
     };
     let (posting, sessions) = find(node, open.key.clone(), &open.uid)?;
+    // Before anything is run for it.
+    let stream = node.streams.open(&posting.record.uid)?;
     let id = if open.command_id.is_empty() {
         command_id(&format!("c-{}", crate::unique::hex::<6>()))?
     } else {
@@ -69,6 +71,7 @@ pub(super) async fn open(
     let (sender, receiver) = channel();
     let cancel = node.cancel.clone();
     tokio::spawn(async move {
+        let _held = stream;
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops; attach again"))).await),
             // Ends when all is told, or the client has gone.
@@ -88,7 +91,8 @@ pub(super) async fn log(
     node: &Arc<Node>,
     request: pb::LogRequest,
 ) -> Result<Receiving<pb::SessionResponse>, Status> {
-    let (_, sessions) = find(node, request.key, &request.uid)?;
+    let (posting, sessions) = find(node, request.key, &request.uid)?;
+    let stream = node.streams.open(&posting.record.uid)?;
     let id = if request.command_id.is_empty() {
         frame::MAIN_SESSION
     } else {
@@ -115,6 +119,7 @@ pub(super) async fn log(
     let (sender, receiver) = channel();
     let cancel = node.cancel.clone();
     tokio::spawn(async move {
+        let _held = stream;
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops"))).await),
             () = sender.closed() => {}

@@ -7,8 +7,8 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-/// Messages that may wait for a client. With the largest chunk of output that is 2 MiB.
-const AHEAD: usize = 16;
+/// Messages that may wait for a client. What comes after them waits where it is: output in the log.
+const AHEAD: usize = 1;
 
 /// What a task sends into.
 pub(super) type Sending<T> = mpsc::Sender<Result<T, Status>>;

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use super::options::{beside_us, budget, mirrors, process_budget, targets};
 use super::resume::{kill_unclaimed, resume};
 use super::{Locks, Options};
+use crate::api::Streams;
 use crate::board::Board;
 use crate::cgroup::{self, Cgroups, Groups};
 use crate::image::{ImageStore, Limits, Registries, StoreConfig};
@@ -183,6 +184,7 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         workshop,
         sandboxes,
         board: Board::default(),
+        streams: Streams::default(),
         sampler,
         budget,
         image_budget: Quantity(options.image_budget.clone())

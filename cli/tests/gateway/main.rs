@@ -203,7 +203,7 @@ fn what_breaks_the_protocol_is_told() {
         (Message::text("{}"), "a text that is no Status"),
         (
             Message::binary(vec![0; SESSION_MESSAGE + 1]),
-            "a message of more than 1048576 bytes",
+            "a message of more than 393216 bytes",
         ),
     ] {
         let message = message.clone();

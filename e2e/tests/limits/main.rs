@@ -13,6 +13,7 @@ mod exec;
 mod hostile;
 mod input;
 mod journey;
+mod readers;
 mod registries;
 mod scene;
 mod shapes;
