@@ -10,7 +10,7 @@
 //!
 //! | part | owns | takes in | gives out |
 //! |---|---|---|---|
-//! | `serve`, `tls` | the listener, connections | certificates | requests, with what their client showed |
+//! | `serve`, `strangers`, `tls` | the listener, connections | certificates | requests, with what their client showed |
 //! | `front_proxy` (pure), `follow` | how the front proxy is known | a `ConfigMap` | the user of a request |
 //! | `access`, `place` | nothing | user, names | whether they may; the sandbox's node |
 //! | `agents` | connections to the agents | node | a client of its API |
@@ -26,7 +26,8 @@
 //! **Restart contract.** Nothing is kept. A gateway that stops tells clients that can come back to do so; commands go on without it. When an
 //! agent restarts, clients of the remote-command protocol see a pause of up to a minute, and no byte is lost or doubled.
 //!
-//! **Bounds.** Streams in all and per user, connections, heads, messages, handshakes, questions to the apiserver. A client that does not
+//! **Bounds.** Streams in all and per user, connections, heads, messages, questions to the apiserver; clients that are not known yet have
+//! few connections, and 5 s. A client that does not
 //! read makes its agent wait, not the gateway's memory grow.
 
 mod access;
@@ -47,6 +48,7 @@ mod routes;
 mod run;
 mod serve;
 mod session;
+mod strangers;
 mod streams;
 mod tls;
 

@@ -93,7 +93,13 @@ async fn admit(State(gateway): State<Gateway>, mut request: Request, next: Next)
     let known = gateway.front_proxy.borrow().clone();
     let admitted =
         if let (Some(front_proxy), Some(peer)) = (known, request.extensions().get::<Peer>()) {
-            front_proxy.user(peer.chain(), request.headers(), UnixTime::now())
+            front_proxy
+                .user(peer.chain(), request.headers(), UnixTime::now())
+                .and_then(|user| {
+                    let full = "this gateway has too many connections; retry";
+                    let full = || Refusal::new(Kind::ServiceUnavailable, full);
+                    peer.is_welcome().then_some(user).ok_or_else(full)
+                })
         } else {
             let message = "the gateway does not know the cluster's front proxy yet; retry";
             Err(Refusal::new(Kind::ServiceUnavailable, message))

@@ -1,4 +1,9 @@
 //! Connections: TLS, then HTTP/1.1, each within bounds.
+//!
+//! ```text
+//! accepted ──► stranger ──asks as the front proxy──► known: for as long as there is something to serve
+//!                 └──► probes and refusals are answered, and the connection closed
+//! ```
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -7,6 +12,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use cloche_identity::Credentials;
+use http::{HeaderValue, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -20,27 +26,35 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
+use crate::strangers::{Acquaintance, Strangers};
 use crate::tls;
 
-/// How long a TLS handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a request's head may take, and how long a connection may idle before it.
+/// How long a request's head may take, and how long a connection may idle before it, once its client is known.
 const HEAD: Duration = Duration::from_mins(1);
 /// Most bytes of a request's head.
 const HEAD_SIZE: usize = 128 << 10;
-/// Connections beside those that carry streams.
+/// Connections of known clients beside those that carry streams.
 const SPARE: usize = 512;
 /// How long to wait after the system could not accept a connection: it is out of something.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the client of a connection showed in the handshake.
+/// The client of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(Arc<[CertificateDer<'static>]>);
+pub(crate) struct Peer {
+    /// What it showed in the handshake.
+    chain: Arc<[CertificateDer<'static>]>,
+    acquaintance: Acquaintance,
+}
 
 impl Peer {
     /// Its certificate first; empty where it showed none.
     pub(crate) fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.0
+        &self.chain
+    }
+
+    /// It is who may ask; false where there is no room for one more connection.
+    pub(crate) fn is_welcome(&self) -> bool {
+        self.acquaintance.make()
     }
 }
 
@@ -54,16 +68,13 @@ pub(crate) async fn serve(
     tracker: TaskTracker,
 ) {
     let room = Arc::new(Semaphore::new(streams + SPARE));
+    let strangers = Strangers::default();
     let mut acceptor = None;
     loop {
-        // Where both are ready the connection that was accepted is dropped: there is a stop.
-        let accepted = async {
-            let turn = Arc::clone(&room).acquire_owned().await;
-            listener.accept().await.map(|(stream, _)| (stream, turn))
-        };
-        let (stream, turn) = tokio::select! {
-            accepted = accepted => match accepted {
-                Ok(accepted) => accepted,
+        let stream = tokio::select! {
+            // Where both are ready the connection that was accepted is dropped: there is a stop.
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot accept a connection");
                     tokio::time::sleep(PAUSE).await;
@@ -83,10 +94,17 @@ pub(crate) async fn serve(
             continue;
         };
         let (router, stop) = (router.clone(), stop.clone());
+        let (stranger, acquaintance) = (strangers.enter(), Acquaintance::new(&room));
         tracker.spawn(async move {
-            let _turn = turn;
-            if let Some(stream) = shake_hands(stream, &acceptor).await {
-                connection(stream, router, &stop).await;
+            let served = async {
+                if let Some(stream) = shake_hands(stream, &acceptor).await {
+                    connection(stream, router, acquaintance.clone(), &stop).await;
+                }
+            };
+            tokio::select! {
+                () = served => {}
+                // Whatever is being said is cut off.
+                () = stranger.over(&acquaintance) => {}
             }
         });
     }
@@ -108,39 +126,48 @@ fn accept(credentials: &Credentials) -> Option<TlsAcceptor> {
 async fn shake_hands(stream: TcpStream, acceptor: &TlsAcceptor) -> Option<TlsStream<TcpStream>> {
     // Small messages go both ways all the time: each would wait for the acknowledgement of the one before.
     stream.set_nodelay(true).ok()?;
-    let shaken = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
-    match shaken {
-        Ok(Ok(stream)) => Some(stream),
-        Ok(Err(error)) => {
+    match acceptor.accept(stream).await {
+        Ok(stream) => Some(stream),
+        Err(error) => {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
                 "a TLS handshake failed"
             );
             None
         }
-        Err(_) => None,
     }
 }
 
-async fn connection(stream: TlsStream<TcpStream>, router: Router, stop: &CancellationToken) {
+async fn connection(
+    stream: TlsStream<TcpStream>,
+    router: Router,
+    acquaintance: Acquaintance,
+    stop: &CancellationToken,
+) {
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let chain: Vec<_> = chain
         .iter()
         .cloned()
         .map(CertificateDer::into_owned)
         .collect();
-    let peer = Peer(chain.into());
+    let peer = Peer {
+        chain: chain.into(),
+        acquaintance: acquaintance.clone(),
+    };
     let service = service_fn(move |request: http::Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer.clone());
-        let router = router.clone();
+        let (router, acquaintance) = (router.clone(), acquaintance.clone());
         async move {
-            Ok::<_, Infallible>(
-                router
-                    .oneshot(request)
-                    .await
-                    .unwrap_or_else(|never| match never {}),
-            )
+            let mut response = router
+                .oneshot(request)
+                .await
+                .unwrap_or_else(|never| match never {});
+            if !acquaintance.is_made() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(header::CONNECTION, close);
+            }
+            Ok::<_, Infallible>(response)
         }
     });
     let connection = http1::Builder::new()

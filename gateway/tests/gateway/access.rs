@@ -1,7 +1,11 @@
 //! Who gets through to what.
 
+use std::time::Duration;
+
 use crate::support::{DEMO, Stage, in_time};
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
 
 fn reason(body: &[u8]) -> String {
     let status: Value = serde_json::from_slice(body).unwrap();
@@ -145,6 +149,36 @@ async fn one_user_cannot_take_every_stream() {
         );
         drop(open);
         while alice.socket(&exec, "v5.channel.k8s.io").await.is_err() {}
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn strangers_cannot_take_every_connection() {
+    let stage = Stage::with(&["--max-streams", "1"], false).await;
+    in_time(async {
+        let (nobody, front_proxy) = (stage.as_nobody(), stage.as_front_proxy());
+        let root = "/apis/subresources.cloche.dev/v1alpha1";
+        // More than there may be of any kind.
+        let mut silent = Vec::new();
+        for _ in 0..600 {
+            silent.push(TcpStream::connect(nobody.address).await.unwrap());
+        }
+        let served = tokio::time::timeout(Duration::from_secs(4), front_proxy.get(root)).await;
+        assert_eq!(served.expect("an answer").0, 200);
+        let ended = silent[0].read(&mut [0]).await;
+        assert!(matches!(ended, Ok(0) | Err(_)), "the oldest made room");
+        // The newest are ended too, a little later.
+        let last = silent.last_mut().unwrap().read(&mut [0]);
+        let last = tokio::time::timeout(Duration::from_secs(10), last).await;
+        assert!(matches!(last.expect("an end"), Ok(0) | Err(_)));
+        for (path, code) in [("/livez", 200), (root, 401)] {
+            let response = nobody.response("GET", path).await;
+            assert_eq!(response.status(), code);
+            assert_eq!(response.headers()["connection"], "close", "{path}");
+        }
+        let response = front_proxy.response("GET", root).await;
+        assert_eq!(response.headers().get("connection"), None);
     })
     .await;
 }
