@@ -22,7 +22,7 @@ pub(crate) const NAMESPACE: &str = "kube-system";
 pub(crate) const NAME: &str = "extension-apiserver-authentication";
 
 /// Most groups that a user may have here.
-const GROUPS: usize = 1024;
+pub(crate) const GROUPS: usize = 1024;
 
 /// How the front proxy is known, and how it names the user.
 #[derive(Clone, Debug)]

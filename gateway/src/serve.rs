@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
+use crate::front_proxy::GROUPS;
 use crate::strangers::{Acquaintance, Strangers};
 use crate::tls;
 
@@ -33,6 +34,8 @@ use crate::tls;
 const HEAD: Duration = Duration::from_mins(1);
 /// Most bytes of a request's head.
 const HEAD_SIZE: usize = 128 << 10;
+/// Most headers of a request: the front proxy sends one for each of the user's groups, and some more.
+const HEADERS: usize = GROUPS + 128;
 /// Connections of known clients beside those that carry streams.
 const SPARE: usize = 512;
 /// How long to wait after the system could not accept a connection: it is out of something.
@@ -174,6 +177,7 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_SIZE)
+        .max_headers(HEADERS)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);

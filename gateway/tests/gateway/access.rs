@@ -182,3 +182,19 @@ async fn strangers_cannot_take_every_connection() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_user_may_be_in_many_groups() {
+    let stage = Stage::set().await;
+    in_time(async {
+        let mut front_proxy = stage.as_front_proxy();
+        let group = |number| ("X-Remote-Group".to_owned(), format!("oidc:team-{number}"));
+        front_proxy.headers.extend((1..300).map(group));
+        let (code, ..) = front_proxy.get(&format!("{DEMO}/log?commandId=x")).await;
+        assert_eq!(code, 404, "there is no such command");
+        let review = stage.cluster.last_review().unwrap();
+        let groups = review["spec"]["groups"].as_array().unwrap();
+        assert_eq!((groups.len(), &groups[299]), (300, &json!("oidc:team-299")));
+    })
+    .await;
+}
