@@ -23,7 +23,7 @@
 //! **Trust.** Users are believed from the front proxy alone, by its CA and its name. Every request asks the apiserver whether the user may: a
 //! WebSocket is a GET, for which the apiserver itself has only asked for `get`. Agents are known by their node's name in their certificate.
 //!
-//! **Restart contract.** Nothing is kept. A gateway that stops tells clients that can come back to do so; commands go on without it. When an
+//! **Restart contract.** Nothing is kept. A gateway that stops first says for 10 s that it is not ready, and still serves; then it tells clients that can come back to do so; commands go on without it. When an
 //! agent restarts, clients of the remote-command protocol see a pause of up to a minute, and no byte is lost or doubled.
 //!
 //! **Bounds.** Streams in all and per user, connections, heads, messages, questions to the apiserver; clients that are not known yet have
@@ -53,4 +53,4 @@ mod streams;
 mod tls;
 
 pub use options::Options;
-pub use run::{Error, run, run_with};
+pub use run::{Error, Stop, run, run_with};

@@ -38,6 +38,8 @@ pub(crate) struct Gateway {
     pub(crate) agents: Agents,
     pub(crate) front_proxy: watch::Receiver<Option<Arc<FrontProxy>>>,
     pub(crate) streams: Streams,
+    /// It is going to stop: nobody else should be sent to it.
+    pub(crate) leaving: CancellationToken,
     /// It stops: who can come back to another gateway should.
     pub(crate) stopping: CancellationToken,
     /// It does not wait any longer.
@@ -76,7 +78,7 @@ pub(crate) fn router(gateway: Gateway) -> Router {
 }
 
 async fn ready(State(gateway): State<Gateway>) -> (StatusCode, &'static str) {
-    if gateway.stopping.is_cancelled() {
+    if gateway.leaving.is_cancelled() || gateway.stopping.is_cancelled() {
         (StatusCode::SERVICE_UNAVAILABLE, "stopping")
     } else if gateway.front_proxy.borrow().is_none() {
         (

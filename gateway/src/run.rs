@@ -17,6 +17,8 @@ use crate::routes::{self, Gateway};
 use crate::streams::Streams;
 use crate::{bundle, follow, serve};
 
+/// How long a gateway that leaves still takes what comes: so long others may not know yet that it does.
+const LEAVE: Duration = Duration::from_secs(10);
 /// How long streams that nobody can take over may go on after the stop.
 const GRACE: Duration = Duration::from_secs(20);
 /// How long they have to tell their clients when that is over.
@@ -48,19 +50,25 @@ pub enum Error {
     Ended(&'static str),
 }
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until SIGTERM, and [`LEAVE`] longer, or until SIGINT.
 pub async fn run(options: Options) -> Result<(), Error> {
     let failed = Error::Signals;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let stop = CancellationToken::new();
+    let stop = Stop::default();
     let asked = async {
+        let leave = async {
+            terminate.recv().await;
+            tracing::info!("leaving");
+            stop.leave.cancel();
+            tokio::time::sleep(LEAVE).await;
+        };
         tokio::select! {
-            _ = terminate.recv() => {}
+            () = leave => {}
             _ = interrupt.recv() => {}
         }
         tracing::info!("stopping");
-        stop.cancel();
+        stop.now.cancel();
         std::future::pending().await
     };
     let listener = TcpListener::bind(options.listen)
@@ -76,12 +84,21 @@ pub async fn run(options: Options) -> Result<(), Error> {
     }
 }
 
+/// The stop of a gateway, in two steps.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    /// It is not ready any more, so that nobody is sent to it; whoever comes all the same is served.
+    pub leave: CancellationToken,
+    /// It takes nothing more, and streams that can go on elsewhere are told to.
+    pub now: CancellationToken,
+}
+
 /// Serves at `listener` by `client` until `stop`, and then as long as a stop takes.
 pub async fn run_with(
     options: Options,
     listener: TcpListener,
     client: kube::Client,
-    stop: CancellationToken,
+    stop: Stop,
 ) -> Result<(), Error> {
     let (certificate, credentials) = watch::channel(None);
     let (known, front_proxy) = watch::channel(None);
@@ -97,7 +114,8 @@ pub async fn run_with(
         apiserver,
         front_proxy,
         streams: Streams::new(options.max_streams, options.max_streams_per_user),
-        stopping: stop.clone(),
+        leaving: stop.leave,
+        stopping: stop.now.clone(),
         over: CancellationToken::new(),
         tracker: TaskTracker::new(),
     };
@@ -106,7 +124,7 @@ pub async fn run_with(
         credentials,
         routes::router(gateway.clone()),
         options.max_streams,
-        stop,
+        stop.now,
         gateway.tracker.clone(),
     );
     tracing::info!(address = %options.listen, namespace = options.namespace, "serving");

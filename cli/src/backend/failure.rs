@@ -8,6 +8,8 @@ use crate::object::text::plain;
 pub(crate) enum Failure {
     /// Nobody could be connected to. At a first attempt that is more likely a wrong address than a restart.
     Unconnected(Error),
+    /// Who answered cannot reach the one behind, who may be back soon: a gateway that is being replaced.
+    Absent(Error),
     /// The way broke, so that trying again makes sense. How, in a few words.
     Broken(String),
     /// The answer was no.
@@ -26,7 +28,7 @@ impl Failure {
     pub(crate) fn error(self, operation: impl Into<String>) -> Error {
         let operation = operation.into();
         match self {
-            Self::Unconnected(problem) => problem,
+            Self::Unconnected(problem) | Self::Absent(problem) => problem,
             Self::Broken(message) => Error::Refused {
                 operation,
                 refusal: Refusal::other(&message),

@@ -7,6 +7,9 @@ use tokio::time::Instant;
 /// How long a broken connection is tried again.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How long somebody who was never reached is waited for.
+const ABSENCE: Duration = Duration::from_secs(5);
+
 /// How long a broken connection is not worth a word.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -31,6 +34,11 @@ impl Outage {
     /// Whether to give up.
     pub(crate) fn is_too_long(&self) -> bool {
         self.since.elapsed() >= PATIENCE
+    }
+
+    /// Whether to give up somebody who was never reached.
+    pub(crate) fn is_an_absence(&self) -> bool {
+        self.since.elapsed() >= ABSENCE
     }
 
     /// Whether to tell the user, once: a restart of an agent takes less.

@@ -22,6 +22,7 @@ pub(super) async fn log(backend: &Backend, args: &Log) -> Result<(), Error> {
 async fn copy(backend: &Backend, args: &Log, sink: &Sink) -> Result<(), Error> {
     let mut state = State::reader(args.tail_bytes.is_some());
     let mut outage: Option<Outage> = None;
+    let mut reached = false;
     let mut tail = args.tail_bytes.unwrap_or(0);
     let operation = format!("read the log of sandbox {}", args.name);
     loop {
@@ -34,6 +35,7 @@ async fn copy(backend: &Backend, args: &Log, sink: &Sink) -> Result<(), Error> {
         let broken = match backend.log(&args.name, request).await {
             Err(failure) => failure,
             Ok(mut replies) => loop {
+                reached = true;
                 let reply = match replies.next().await {
                     Ok(Some(reply)) => reply,
                     Ok(None) => return Ok(()),
@@ -63,6 +65,11 @@ async fn copy(backend: &Backend, args: &Log, sink: &Sink) -> Result<(), Error> {
         let last = match broken {
             Failure::Broken(message) => message,
             Failure::Unconnected(problem) if outage.is_some() => problem.to_string(),
+            Failure::Absent(problem)
+                if reached || !outage.as_ref().is_some_and(Outage::is_an_absence) =>
+            {
+                problem.to_string()
+            }
             failure => return Err(failure.error(operation)),
         };
         let outage = outage.get_or_insert_with(Outage::begin);

@@ -47,6 +47,8 @@ pub(crate) struct Local {
 enum Broken {
     /// It broke; the agent may come back.
     Gone(String),
+    /// There was none to break, and there may be one soon.
+    Absent(Error),
     /// Nothing helps.
     Final(Error),
 }
@@ -68,6 +70,7 @@ pub(crate) async fn drive(
         operation,
         insistence: Insistence::default(),
         away: false,
+        reached: false,
         overtaken: false,
         held: VecDeque::new(),
     };
@@ -93,6 +96,8 @@ struct Session<'a> {
     insistence: Insistence,
     /// A connection broke and there is no other yet.
     away: bool,
+    /// There was a connection, by which the command may have been begun.
+    reached: bool,
     /// Another client sends the command's stdin.
     overtaken: bool,
     /// Output, and what there is to say of it, that waits for room; meanwhile no more is taken from the agent, which then waits
@@ -104,16 +109,20 @@ impl Session<'_> {
     async fn run(&mut self) -> Result<Left, Error> {
         let mut outage: Option<Outage> = None;
         loop {
-            let last = match self.once(outage.is_none()).await {
+            let (last, absent) = match self.once(outage.is_none()).await {
                 Ok(left) => return Ok(left),
                 Err(Broken::Final(problem)) => return Err(problem),
-                Err(Broken::Gone(last)) => last,
+                Err(Broken::Gone(last)) => (last, None),
+                Err(Broken::Absent(problem)) => (problem.to_string(), Some(problem)),
             };
             if self.state.detach() {
                 outage = None;
             }
             self.away = true;
             let outage = outage.get_or_insert_with(Outage::begin);
+            if let Some(problem) = absent.filter(|_| !self.reached && outage.is_an_absence()) {
+                return Err(problem);
+            }
             if outage.is_too_long() {
                 return Err(Error::Lost {
                     operation: self.operation.to_owned(),
@@ -143,6 +152,7 @@ impl Session<'_> {
             Ok(Err(failure)) => return Err(self.broken(failure)),
             Err(left) => return Ok(left),
         };
+        self.reached = true;
         self.pass(connection).await
     }
 
@@ -346,6 +356,7 @@ impl Session<'_> {
         match failure {
             Failure::Broken(message) => Broken::Gone(message),
             Failure::Unconnected(problem) => Broken::Gone(problem.to_string()),
+            Failure::Absent(problem) => Broken::Absent(problem),
             failure @ (Failure::Refused(_) | Failure::Wrong(_)) => {
                 Broken::Final(failure.error(self.operation))
             }

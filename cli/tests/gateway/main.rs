@@ -256,10 +256,40 @@ fn an_upgrade_that_is_refused_says_what_to_do() {
     let done = gateway.run(&["exec", "demo", "--", "x"]);
     assert_eq!(done.code, 125);
     assert_eq!(
-        done.stderr,
+        // After some seconds.
+        done.stderr.split_inclusive('\n').next_back().unwrap(),
         "error: no gateway of Cloche answers the apiserver (service unavailable): \
          see `kubectl get apiservice v1alpha1.subresources.cloche.dev`\n"
     );
+}
+
+#[test]
+fn a_gateway_that_is_replaced_is_waited_for() {
+    let gateway = Gateway::start_behind(
+        |attempt| {
+            (attempt % 4 < 3).then(|| Answer {
+                code: 503,
+                body: "error trying to reach service: connection refused".to_owned(),
+            })
+        },
+        SESSION_PROTOCOL,
+        |mut wire| async move {
+            if wire.attempt == 3 {
+                let open = wire.open().await;
+                assert!(open.command.is_some());
+                wire.opened(&open, 0).await;
+                wire.exit(0).await;
+            } else {
+                wire.output(0, b"log").await;
+                wire.close(CloseCode::Normal).await;
+            }
+        },
+    );
+    let done = gateway.run(&["exec", "demo", "--", "x"]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    let done = gateway.run(&["log", "demo"]);
+    assert_eq!((done.code, done.text()), (0, "log"));
+    assert_eq!(gateway.paths().len(), 8);
 }
 
 #[test]

@@ -169,7 +169,8 @@ async fn strangers_cannot_take_every_connection() {
         let ended = silent[0].read(&mut [0]).await;
         assert!(matches!(ended, Ok(0) | Err(_)), "the oldest made room");
         // The newest are ended too, a little later.
-        let last = silent.last_mut().unwrap().read(&mut [0]);
+        let mut byte = [0];
+        let last = silent.last_mut().unwrap().read(&mut byte);
         let last = tokio::time::timeout(Duration::from_secs(10), last).await;
         assert!(matches!(last.expect("an end"), Ok(0) | Err(_)));
         for (path, code) in [("/livez", 200), (root, 401)] {
@@ -195,6 +196,25 @@ async fn a_user_may_be_in_many_groups() {
         let review = stage.cluster.last_review().unwrap();
         let groups = review["spec"]["groups"].as_array().unwrap();
         assert_eq!((groups.len(), &groups[299]), (300, &json!("oidc:team-299")));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_leaves_says_so_and_serves_on() {
+    let stage = Stage::set().await;
+    in_time(async {
+        let front_proxy = stage.as_front_proxy();
+        stage.stop.leave.cancel();
+        assert_eq!(stage.as_nobody().get("/readyz").await.0, 503);
+        assert_eq!(stage.as_nobody().get("/livez").await.0, 200);
+        let exec = format!("{DEMO}/exec?command=echo&command=hi");
+        let socket = front_proxy.socket(&exec, "v5.channel.k8s.io").await;
+        assert_eq!(socket.unwrap().rest().await.stdout, b"hi\n");
+        stage.stop.now.cancel();
+        stage.gateway.await.unwrap().unwrap();
+        let refused = TcpStream::connect(front_proxy.address).await;
+        assert!(refused.is_err());
     })
     .await;
 }

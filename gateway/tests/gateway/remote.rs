@@ -247,7 +247,7 @@ async fn a_gateway_that_stops_waits_and_then_says_so() {
         let mut short = exec(&reach, "command=cat&stdin=true").await;
         let long = exec(&reach, "command=sleep&commandId=long").await;
         stage.agent.node.until("long", |_| true).await;
-        stage.stop.cancel();
+        stage.stop.now.cancel();
         short.say(&b"\xff\0"[..]).await;
         assert_eq!(short.rest().await.status.unwrap()["status"], "Success");
         let status = long.rest().await.status.unwrap();

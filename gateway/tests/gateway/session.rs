@@ -168,7 +168,7 @@ async fn a_lost_agent_and_a_stop_are_told_for_the_client_to_come_back() {
         let mut session = socket(&reach, "attach").await;
         session.say(attach()).await;
         next(&mut session).await.unwrap().unwrap();
-        stage.stop.cancel();
+        stage.stop.now.cancel();
         assert_eq!(refused(&mut session).await, "ServiceUnavailable");
         drop((session, away));
         stage.gateway.await.unwrap().unwrap();

@@ -69,7 +69,7 @@ pub(super) fn status(status: &Status, asked: Asked) -> Failure {
         404 if is_sandbox(status, asked) => Failure::Refused(Refusal::not_found(message)),
         422 => Failure::Refused(invalid(status)),
         503 if !is_object && asked == Asked::Gateway => {
-            Failure::Unconnected(Error::Gateway(crate::object::text::plain(message)))
+            Failure::Absent(Error::Gateway(crate::object::text::plain(message)))
         }
         502..=504 if !is_object => Failure::broken(message),
         503 => Failure::broken(message),
@@ -125,6 +125,7 @@ mod tests {
             Failure::Refused(refusal) => format!("refused: {refusal}"),
             Failure::Broken(message) => format!("broken: {message}"),
             Failure::Unconnected(problem) => format!("unconnected: {problem}"),
+            Failure::Absent(problem) => format!("absent: {problem}"),
             Failure::Wrong(message) => format!("wrong: {message}"),
         }
     }

@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
-use cloche_gateway::Options;
+use cloche_gateway::{Options, Stop};
 use cloche_identity::Identity;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
 
 use agent::FakeAgent;
 use authority::Authority;
@@ -32,7 +31,7 @@ pub(crate) const DEMO: &str =
 pub(crate) struct Stage {
     pub(crate) agent: FakeAgent,
     pub(crate) cluster: Cluster,
-    pub(crate) stop: CancellationToken,
+    pub(crate) stop: Stop,
     pub(crate) gateway: tokio::task::JoinHandle<Result<(), cloche_gateway::Error>>,
     authority: Arc<Authority>,
     front: Authority,
@@ -66,7 +65,7 @@ impl Stage {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let options = Options::parse_from([&["cloche-gateway"], arguments].concat());
-        let stop = CancellationToken::new();
+        let stop = Stop::default();
         let gateway = tokio::spawn(cloche_gateway::run_with(
             options,
             listener,
