@@ -8,6 +8,8 @@ use std::time::Duration;
 use cloche_identity::{Credentials, Identity};
 use cloche_proto::SESSION_MESSAGE;
 use cloche_proto::agent::v1alpha1::agent_client::AgentClient;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Shared};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
@@ -24,6 +26,8 @@ use crate::refusal::{Kind, Refusal};
 
 /// How long it may take to connect.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long an attempt that failed is everybody's answer: as long as it took, and no longer than this.
+const REMEMBERED: Duration = Duration::from_secs(1);
 /// How often a connection is asked whether it still is one, and how long its answer may take.
 const ALIVE: Duration = Duration::from_secs(15);
 /// Bytes in flight per stream. HTTP/2's own 64 KiB would make every second chunk of output wait for an acknowledgement.
@@ -44,9 +48,21 @@ pub(crate) struct Agents {
 
 /// What is kept of one node.
 struct Node {
-    /// Locked while somebody connects: the others wait for the same connection.
-    slot: Arc<tokio::sync::Mutex<Option<Connection>>>,
+    attempt: Attempt,
+    /// The gateway's own certificate in it.
+    own: CertificateDer<'static>,
     asked: Instant,
+}
+
+/// One attempt to connect, of all who ask meanwhile.
+type Attempt = Shared<BoxFuture<'static, Result<Connection, Failed>>>;
+
+/// An attempt that failed.
+#[derive(Clone)]
+struct Failed {
+    refusal: Refusal,
+    /// From then on another one makes sense.
+    until: Instant,
 }
 
 /// A connection to an agent. It does not come back by itself once it broke.
@@ -55,8 +71,6 @@ pub(crate) struct Connection {
     /// To call the agent by.
     pub(crate) client: AgentClient<Channel>,
     node: String,
-    /// The gateway's own certificate in it.
-    own: CertificateDer<'static>,
     /// Tells it from the ones before and after.
     mark: Arc<()>,
 }
@@ -83,60 +97,93 @@ impl Agents {
                 Some((credentials, own))
             })
             .ok_or_else(|| unavailable("the gateway has no certificate yet; retry"))?;
-        let slot = self.slot(node);
-        let mut kept = slot.lock().await;
-        if let Some(connection) = kept.as_ref().filter(|kept| kept.own == own) {
-            return Ok(connection.clone());
-        }
-        let endpoint = place::endpoint(&self.apiserver, node).await?;
-        let channel = tokio::time::timeout(CONNECT, reach(&credentials, node, &endpoint))
-            .await
-            .unwrap_or_else(|_| Err("it does not answer".to_owned()))
-            .map_err(|why| {
-                unavailable(&format!(
-                    "the agent of node {node:?} cannot be reached at {endpoint}: {why}"
-                ))
-            })?;
-        let connection = Connection {
-            client: AgentClient::new(channel)
-                .max_decoding_message_size(SESSION_MESSAGE)
-                .max_encoding_message_size(SESSION_MESSAGE + 1024),
-            node: node.to_owned(),
-            own,
-            mark: Arc::default(),
-        };
-        *kept = Some(connection.clone());
-        Ok(connection)
+        let attempt = self.attempt(node, credentials, own);
+        attempt.await.map_err(|failed| failed.refusal)
     }
 
-    /// `connection` broke: the next one who asks gets another. Streams over it end by themselves.
-    pub(crate) async fn forget(&self, connection: &Connection) {
-        let slot = self.slot(&connection.node);
-        let mut kept = slot.lock().await;
-        if kept
-            .as_ref()
-            .is_some_and(|kept| Arc::ptr_eq(&kept.mark, &connection.mark))
+    /// A stream over `connection` ended by `status`. If that is because it broke, the next one who asks gets another; the other streams
+    /// over it end by themselves.
+    pub(crate) fn ended(&self, connection: &Connection, status: &Status) {
+        if !is_of_transport(status) {
+            return;
+        }
+        let is_it = |kept: &Connection| Arc::ptr_eq(&kept.mark, &connection.mark);
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Ok(kept)) = nodes.get(&connection.node).and_then(Node::outcome)
+            && is_it(&kept)
         {
-            *kept = None;
+            nodes.remove(&connection.node);
         }
     }
 
-    fn slot(&self, node: &str) -> Arc<tokio::sync::Mutex<Option<Connection>>> {
+    /// The attempt that is under way, or stood; a new one where there is none, or none with the certificate `own`.
+    fn attempt(
+        &self,
+        node: &str,
+        credentials: Credentials,
+        own: CertificateDer<'static>,
+    ) -> Attempt {
         let now = Instant::now();
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = nodes.get_mut(node) {
+        if let Some(known) = nodes.get_mut(node)
+            && known.own == own
+            && !matches!(known.outcome(), Some(Err(failed)) if failed.until <= now)
+        {
             known.asked = now;
-            return Arc::clone(&known.slot);
+            return known.attempt.clone();
         }
         nodes.retain(|_, known| now.duration_since(known.asked) < IDLE);
-        let slot = Arc::default();
+        let connecting = connect(self.apiserver.clone(), node.to_owned(), credentials);
+        // In a task of its own: that who asked first leaves must not make the others wait once more.
+        let connecting = tokio::spawn(connecting);
+        let attempt = async move {
+            let made = connecting
+                .await
+                .unwrap_or_else(|_| Err(unavailable("the gateway stops; retry")));
+            made.map_err(|refusal| {
+                let until = Instant::now() + now.elapsed().min(REMEMBERED);
+                Failed { refusal, until }
+            })
+        };
+        let attempt = attempt.boxed().shared();
         let known = Node {
-            slot: Arc::clone(&slot),
+            attempt: attempt.clone(),
+            own,
             asked: now,
         };
         nodes.insert(node.to_owned(), known);
-        slot
+        attempt
     }
+}
+
+impl Node {
+    /// What came of the attempt, if it is over.
+    fn outcome(&self) -> Option<Result<Connection, Failed>> {
+        self.attempt.clone().now_or_never()
+    }
+}
+
+async fn connect(
+    apiserver: Apiserver,
+    node: String,
+    credentials: Credentials,
+) -> Result<Connection, Refusal> {
+    let endpoint = place::endpoint(&apiserver, &node).await?;
+    let channel = tokio::time::timeout(CONNECT, reach(&credentials, &node, &endpoint))
+        .await
+        .unwrap_or_else(|_| Err("it does not answer".to_owned()))
+        .map_err(|why| {
+            unavailable(&format!(
+                "the agent of node {node:?} cannot be reached at {endpoint}: {why}"
+            ))
+        })?;
+    Ok(Connection {
+        client: AgentClient::new(channel)
+            .max_decoding_message_size(SESSION_MESSAGE)
+            .max_encoding_message_size(SESSION_MESSAGE + 1024),
+        node,
+        mark: Arc::default(),
+    })
 }
 
 /// Connects once. The error is in words: of a failure that rustls or tonic wraps, the innermost is what matters.
@@ -177,13 +224,13 @@ fn unavailable(message: &str) -> Refusal {
     Refusal::new(Kind::ServiceUnavailable, message)
 }
 
-/// Whether the connection broke, as it does when the agent restarts, so that trying again makes sense. Everything else is the agent's
-/// answer.
+/// Whether the stream broke, as it does when the agent restarts, or the agent says that it may work soon, so that trying again makes
+/// sense. Everything else is the agent's answer.
 pub(crate) fn is_broken(status: &Status) -> bool {
     match status.code() {
-        // What tonic makes of a closed or reset connection; a handler's own panic also arrives as one of them.
+        // Also what tonic makes of a closed or reset connection, and of a handler that panicked.
         Code::Unavailable | Code::Cancelled | Code::Unknown => true,
-        Code::Internal => std::error::Error::source(status).is_some(),
+        Code::Internal => is_of_transport(status),
         Code::Ok
         | Code::InvalidArgument
         | Code::DeadlineExceeded
@@ -198,4 +245,9 @@ pub(crate) fn is_broken(status: &Status) -> bool {
         | Code::DataLoss
         | Code::Unauthenticated => false,
     }
+}
+
+/// Whether it was made of a failure on this side of the connection: what an agent answers has no source.
+fn is_of_transport(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
 }

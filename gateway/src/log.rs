@@ -46,13 +46,15 @@ pub(crate) async fn read(agents: &Agents, place: &Place, ask: &AskLog) -> Result
             connection,
             replies: replies.into_inner(),
         }),
-        Err(status) if is_broken(&status) => {
-            agents.forget(&connection).await;
+        Err(status) => {
+            agents.ended(&connection, &status);
+            if !is_broken(&status) {
+                return Err(Refusal::of_agent(&status));
+            }
             let why = status.message();
             let message = format!("the connection to the agent broke ({why}); retry");
             Err(Refusal::new(Kind::ServiceUnavailable, message))
         }
-        Err(status) => Err(Refusal::of_agent(&status)),
     }
 }
 
@@ -158,7 +160,7 @@ impl Log {
                     return Ok(reply);
                 }
                 Err(status) if is_broken(&status) => {
-                    self.agents.forget(&reading.connection).await;
+                    self.agents.ended(&reading.connection, &status);
                     self.reading = None;
                 }
                 Err(status) => return Err(Incomplete::Refused(Refusal::of_agent(&status))),

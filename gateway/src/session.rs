@@ -116,9 +116,7 @@ async fn run(client: &mut Client, deed: Deed, agents: &Agents, place: &Place) ->
     match pass(client, requests, replies).await {
         Ok(over) => over,
         Err(status) => {
-            if is_broken(&status) {
-                agents.forget(&connection).await;
-            }
+            agents.ended(&connection, &status);
             Over::Refused(refusal(&status))
         }
     }
@@ -186,9 +184,7 @@ async fn attach(
     {
         Ok(replies) => Ok((connection, replies.into_inner())),
         Err(status) => {
-            if is_broken(&status) {
-                agents.forget(&connection).await;
-            }
+            agents.ended(&connection, &status);
             Err(refusal(&status))
         }
     }

@@ -117,13 +117,7 @@ impl Session<'_> {
         let open = self.translator.open();
         let attached = self.meanwhile(attach(self.agents, &self.place.node, open));
         match attached.await {
-            Ok(Ok(mut attachment)) => {
-                let broken = self.pass(&mut attachment).await;
-                if matches!(broken, Broken::Gone(_)) {
-                    self.agents.forget(&attachment.connection).await;
-                }
-                broken
-            }
+            Ok(Ok(mut attachment)) => self.pass(&mut attachment).await,
             Ok(Err(broken)) => broken,
             Err(over) => Broken::Over(over),
         }
@@ -152,6 +146,9 @@ impl Session<'_> {
             tokio::select! {
                 // While the client does not read no more is taken from the agent, which then waits too.
                 reply = attachment.replies.message(), if self.client.has_room() => {
+                    if let Err(status) = &reply {
+                        self.agents.ended(&attachment.connection, status);
+                    }
                     match self.reply(reply) {
                         Ok(()) => {}
                         Err(broken) => return broken,
@@ -264,11 +261,8 @@ async fn attach(agents: &Agents, node: &str, open: SessionRequest) -> Result<Att
             replies: response.into_inner(),
         }),
         Err(status) => {
-            let broken = broken(&status);
-            if matches!(broken, Broken::Gone(_)) {
-                agents.forget(&connection).await;
-            }
-            Err(broken)
+            agents.ended(&connection, &status);
+            Err(broken(&status))
         }
     }
 }

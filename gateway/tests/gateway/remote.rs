@@ -1,10 +1,16 @@
 //! Commands in the remote-command protocol of Kubernetes.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use crate::support::agent::pattern;
 use crate::support::reach::{Channels, Reach, Socket};
 use crate::support::{DEMO, Stage, in_time};
 use cloche_proto::agent::v1alpha1 as pb;
+use futures::FutureExt as _;
+use futures::future::join_all;
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio_tungstenite::tungstenite::Message;
 
 const V5: &str = "v5.channel.k8s.io";
@@ -157,6 +163,40 @@ async fn an_agent_that_restarts_is_a_pause() {
 }
 
 #[tokio::test]
+async fn an_agent_that_asks_to_wait_keeps_its_connection() {
+    let stage = Stage::set().await;
+    in_time(async {
+        let heard = exec(&stage.as_front_proxy(), "command=busy")
+            .await
+            .rest()
+            .await;
+        assert_eq!(heard.status.unwrap()["status"], "Success");
+        assert_eq!(stage.agent.node.busy.load(Ordering::SeqCst), 0);
+        assert_eq!(stage.agent.connections.load(Ordering::SeqCst), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn who_waits_for_a_silent_node_waits_together() {
+    let stage = Stage::set().await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    stage.cluster.put_node("silent", &address);
+    let running = json!({"phase": "Running", "nodeName": "silent"});
+    stage.cluster.put_sandbox("team", "there", &running);
+    let reach = stage.as_front_proxy();
+    let path = DEMO.replace("demo", "there") + "/log";
+    let asked = (0..4).map(|_| reach.get(&path));
+    let all = tokio::time::timeout(Duration::from_secs(9), join_all(asked)).await;
+    for (code, ..) in all.expect("answers after one attempt") {
+        assert_eq!(code, 503);
+    }
+    silent.accept().await.unwrap();
+    assert!(silent.accept().now_or_never().is_none(), "one attempt");
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_read_is_waited_for() {
     let stage = Stage::set().await;
     in_time(async {
@@ -199,7 +239,7 @@ async fn a_command_that_does_not_read_is_waited_for() {
                 socket.say(piece.clone()).await;
             }
         };
-        let flood = tokio::time::timeout(std::time::Duration::from_secs(3), flood).await;
+        let flood = tokio::time::timeout(Duration::from_secs(3), flood).await;
         assert!(flood.is_err());
         stage
             .agent

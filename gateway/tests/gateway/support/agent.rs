@@ -56,6 +56,8 @@ pub(crate) struct Node {
     pub(crate) lazy: bool,
     /// How often commands were begun.
     begun: Mutex<u32>,
+    /// How often `busy` is still to be put off.
+    pub(crate) busy: AtomicU64,
 }
 
 impl Node {
@@ -66,6 +68,7 @@ impl Node {
             changed: watch::channel(0).0,
             lazy,
             begun: Mutex::default(),
+            busy: AtomicU64::new(2),
         }
     }
 
@@ -131,6 +134,7 @@ fn advance(command: &mut Command) {
             command.stderr = b"it failed\n".to_vec();
             command.exit = exit(code.parse().unwrap());
         }
+        ["busy"] if command.exit.is_none() => command.exit = exit(0),
         ["cat"] => {
             command.stdout = command.stdin.clone();
             if command.stdin_ended && command.pending.is_empty() {
@@ -159,6 +163,8 @@ pub(crate) struct FakeAgent {
     pub(crate) address: SocketAddr,
     /// How often the cable was cut, and whether it is.
     cut: watch::Sender<(u64, bool)>,
+    /// How many connections there were.
+    pub(crate) connections: Arc<AtomicU64>,
 }
 
 impl FakeAgent {
@@ -171,8 +177,14 @@ impl FakeAgent {
         let outer = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = outer.local_addr().unwrap();
         let (cut, is_cut) = watch::channel((0, false));
-        tokio::spawn(cable(outer, inside, is_cut));
-        Self { node, address, cut }
+        let connections = Arc::default();
+        tokio::spawn(cable(outer, inside, is_cut, Arc::clone(&connections)));
+        Self {
+            node,
+            address,
+            cut,
+            connections,
+        }
     }
 
     /// Its process is killed: connections break, what it had in memory is lost, and nobody answers.
@@ -193,9 +205,15 @@ impl FakeAgent {
     }
 }
 
-async fn cable(outer: TcpListener, inside: SocketAddr, is_cut: watch::Receiver<(u64, bool)>) {
+async fn cable(
+    outer: TcpListener,
+    inside: SocketAddr,
+    is_cut: watch::Receiver<(u64, bool)>,
+    connections: Arc<AtomicU64>,
+) {
     loop {
         let (mut near, _) = outer.accept().await.unwrap();
+        connections.fetch_add(1, Ordering::SeqCst);
         let (before, now) = *is_cut.borrow();
         if now {
             continue;
@@ -292,6 +310,11 @@ impl Agent for Service {
             };
             if asked.argv[0] == b"refused" {
                 return Err(Status::invalid_argument("that is refused"));
+            }
+            let put_off = |left: u64| left.checked_sub(1);
+            let order = Ordering::SeqCst;
+            if asked.argv[0] == b"busy" && self.0.busy.fetch_update(order, order, put_off).is_ok() {
+                return Err(Status::unavailable("its sessions are being found again"));
             }
             *self.0.begun.lock().unwrap() += 1;
             self.0.change(&id, |command| {
