@@ -23,6 +23,11 @@ pub(super) fn status(exit: &Exit, lost: u64) -> Status {
     }
     // The agent promises 0 to 255 for an end that is known, and clients refuse another number.
     match exit.code {
+        // Of a success there is nothing to say but that it is not whole: the end of its output is lost.
+        0 if !exit.message.is_empty() => {
+            let message = format!("the command ended with exit code 0, but {}", exit.message);
+            failed(Kind::InternalError, &message)
+        }
         0 => Status {
             status: Some("Success".to_owned()),
             ..Status::default()
@@ -113,10 +118,15 @@ mod tests {
             message: "init no longer knows it".into(),
             ..Exit::default()
         };
+        let cut_short = Exit {
+            message: "the end of its output is lost".into(),
+            ..Exit::default()
+        };
         for status in [
             status(&lost, 0),
             status(&Exit { code: 256, ..lost }, 0),
             status(&Exit::default(), 7),
+            status(&cut_short, 0),
         ] {
             assert_eq!(status.reason.as_deref(), Some("InternalError"));
             assert_eq!(status.details, None);
