@@ -136,7 +136,7 @@ async fn commands_end_as_they_should() {
         .collect();
     let writing = {
         let (cat, bytes) = (cat.clone(), Bytes::from(bytes.clone()));
-        tokio::spawn(async move { cat.take_input().await?.send(0, bytes, true).await })
+        tokio::spawn(async move { cat.take_input(None).await?.send(0, bytes, true).await })
     };
     assert!(read(&cat, Stream::Stdout).await == bytes);
     within(writing).await.unwrap().unwrap();

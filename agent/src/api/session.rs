@@ -17,7 +17,8 @@ use crate::node::Node;
 use crate::sandbox::Cause;
 use crate::sandbox::command::{self, Request};
 use crate::session::{
-    Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
+    Chunk, CommandId, Ended, Input, NewSession, Outcome, Session, SessionError, Sessions, Stream,
+    Until,
 };
 use crate::source::SandboxKey;
 use crate::told::chain;
@@ -238,7 +239,8 @@ async fn serve(
 ) -> Option<()> {
     let _attached = session.attach();
     let input = if open.stdin {
-        match session.take_input().await {
+        let known = (open.input > 0).then_some(open.input);
+        match session.take_input(known).await {
             Ok(input) => Some(input),
             // Its end is told below.
             Err(SessionError::Ended { .. }) => None,
@@ -255,6 +257,7 @@ async fn serve(
         Some(input) => tokio::select! {
             // Both look at levels.
             stdin = input.known() => stdin.map(|stdin| stdin.accepted),
+            // What it may go on with is a later one's.
             () = sender.closed() => return None,
         },
     };
@@ -262,6 +265,7 @@ async fn serve(
         command_id: session.id().to_string(),
         created,
         stdin_offset,
+        input: input.as_ref().map_or(0, Input::number),
     };
     tell(sender, Out::Opened(opened)).await?;
     let told = async {

@@ -232,7 +232,7 @@ async fn a_command_from_create_to_end() {
             bytes: Bytes::from_static(b"out")
         }
     );
-    let input = session.take_input().await.unwrap();
+    let input = session.take_input(None).await.unwrap();
     assert_eq!(
         within(input.send(0, Bytes::from_static(b"in"), true))
             .await
@@ -687,7 +687,7 @@ async fn stdin_flows_as_it_is_taken() {
         .collect();
     let writer = {
         let (session, bytes) = (session.clone(), Bytes::from(bytes.clone()));
-        tokio::spawn(async move { session.take_input().await?.send(0, bytes, true).await })
+        tokio::spawn(async move { session.take_input(None).await?.send(0, bytes, true).await })
     };
     within(async {
         while !writer.is_finished() {
@@ -714,7 +714,7 @@ async fn the_newest_client_has_stdin_alone() {
     let (sessions, cancel) = open(dir.path(), &sandbox, true).await;
     let (session, _) = sessions.create(id("a"), new()).await.unwrap();
     begun(&sandbox, "a").await;
-    let first = session.take_input().await.unwrap();
+    let first = session.take_input(None).await.unwrap();
     // More than is on the way at most: it waits for room.
     let waits = {
         let (first, bytes) = (first.clone(), Bytes::from(vec![b'1'; 4 << 20]));
@@ -727,11 +727,17 @@ async fn the_newest_client_has_stdin_alone() {
             .is_some_and(|stdin| stdin.accepted == stdin.taken + frame::MAX_STREAM_BUFFER as u64)
     };
     within(state.wait_for(full)).await.unwrap();
-    let second = session.take_input().await.unwrap();
+    let second = session.take_input(None).await.unwrap();
     let taken_over = |sent| matches!(sent, Err(SessionError::Stdin(StdinError::TakenOver)));
     assert!(taken_over(within(waits).await.unwrap()));
     assert!(taken_over(
         first.send(0, Bytes::from_static(b"x"), false).await
+    ));
+    // Coming back it takes nothing from the second.
+    let again = session.take_input(Some(first.number())).await.unwrap();
+    assert!(within(again.known()).await.is_none());
+    assert!(taken_over(
+        again.send(0, Bytes::from_static(b"x"), false).await
     ));
     let from = within(second.known()).await.unwrap().accepted;
     let rest = {
@@ -748,5 +754,13 @@ async fn the_newest_client_has_stdin_alone() {
     let stdin = sandbox.act(|holder| holder.commands["a"].stdin.clone());
     let ones = stdin.iter().take_while(|byte| **byte == b'1').count();
     assert_eq!((ones as u64, &stdin[ones..]), (from, &b"22"[..]));
+    cancel.cancel();
+    within(session.requests().closed()).await;
+    let (sessions, cancel) = open(dir.path(), &sandbox, false).await;
+    let session = sessions.get(&id("a")).await.unwrap();
+    let second = session.take_input(Some(second.number())).await.unwrap();
+    let first = session.take_input(Some(first.number())).await.unwrap();
+    let state = session.state().borrow().clone();
+    assert!(first.look(&state).1 && !second.look(&state).1);
     cancel.cancel();
 }

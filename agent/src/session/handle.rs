@@ -246,10 +246,12 @@ impl Session {
     }
 
     /// Takes over the session's stdin from whoever has sent it before: what a client that has gone left behind must not keep the
-    /// next one out.
-    pub async fn take_input(&self) -> Result<Input, SessionError> {
+    /// next one out. Who comes again under the number that is `known` takes it from nobody who came later.
+    pub async fn take_input(&self, known: Option<u64>) -> Result<Input, SessionError> {
         let id = self.id().clone();
-        let number = self.ask(|reply| Request::TakeInput { id, reply }).await??;
+        let number = self
+            .ask(|reply| Request::TakeInput { id, known, reply })
+            .await??;
         Ok(Input::new(self.clone(), number))
     }
 

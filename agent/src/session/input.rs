@@ -27,16 +27,23 @@ impl Input {
         Self { session, number }
     }
 
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The stdin's state, and whether another client has taken it over; from `state`, which is the session's.
     pub fn look(&self, state: &SessionState) -> (Option<StdinState>, bool) {
         (state.stdin, state.input != self.number)
     }
 
-    /// Waits until it is known how far stdin is, and tells; nothing where the session ends before.
+    /// Waits until it is known how far stdin is, and tells; nothing where the session ends before, or stdin is a later one's.
     pub async fn known(&self) -> Option<StdinState> {
         let mut state = self.session.state();
-        let known = state.wait_for(|state| state.stdin.is_some() || state.ended.is_some());
-        known.await.ok()?.stdin
+        let known = state
+            .wait_for(|state| state.stdin.is_some() || state.ended.is_some() || self.look(state).1);
+        let (stdin, taken_over) = self.look(&*known.await.ok()?);
+        stdin.filter(|_| !taken_over)
     }
 
     /// Sends `bytes` that begin at `offset`, then the end where `end` is set. Returns once the agent took all of it, which it does

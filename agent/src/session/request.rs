@@ -37,6 +37,8 @@ pub(super) enum Request {
     },
     TakeInput {
         id: CommandId,
+        /// The number of the one who takes it again; none where it is taken over.
+        known: Option<u64>,
         reply: Reply<u64>,
     },
     Stdin {

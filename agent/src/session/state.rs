@@ -113,7 +113,7 @@ pub struct SessionState {
     pub ended: Option<Arc<Ended>>,
     /// Its stdin. Nothing after a restart of the agent until the sandbox's init has answered.
     pub stdin: Option<StdinState>,
-    /// How often its stdin was taken over: the number of the [`Input`](super::Input) that counts.
+    /// The number of the [`Input`](super::Input) that counts: the one that took stdin over last.
     pub input: u64,
     /// Where each stream ended, once its last writer closed it; in the order of [`Stream::ALL`].
     pub closed: [Option<u64>; 2],

@@ -67,6 +67,7 @@ impl Wire {
             command_id,
             created,
             stdin_offset: Some(stdin_offset),
+            input: 1,
         };
         assert!(self.send(Reply::Opened(opened)).await);
     }

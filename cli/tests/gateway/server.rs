@@ -76,6 +76,7 @@ impl Wire {
             command_id: open.command_id.clone(),
             created: open.command.is_some(),
             stdin_offset: Some(stdin_offset),
+            input: 1,
         };
         assert!(self.send(Reply::Opened(opened)).await);
     }

@@ -251,8 +251,16 @@ async fn crowded(agent: &Agent) -> Result<()> {
     ensure!(!second.opened.created && offset == Some(4), "{second:?}");
     // Refused without a word but the one that it was taken over.
     first.stdin(4, b"lost", true).await?;
+    // Coming back it takes nothing from the second.
+    let again = Open {
+        input: first.opened.input,
+        ..open()
+    };
+    let mut again = Session::open(agent, "box", again).await??;
+    ensure!(again.opened.stdin_offset.is_none(), "{again:?}");
+    again.stdin(4, b"lost", true).await?;
     second.stdin(4, b"two", true).await?;
-    for session in [&mut first, &mut second] {
+    for session in [&mut first, &mut second, &mut again] {
         let exit = session.end(LIMIT).await?;
         ensure!(
             exit.code == 7 && session.stdout == b"one two",
@@ -260,8 +268,8 @@ async fn crowded(agent: &Agent) -> Result<()> {
         );
     }
     ensure!(
-        first.taken_over && !second.taken_over,
-        "{first:?} {second:?}"
+        first.taken_over && again.taken_over && !second.taken_over,
+        "{first:?} {second:?} {again:?}"
     );
     Ok(())
 }

@@ -197,6 +197,34 @@ async fn who_waits_for_a_silent_node_waits_together() {
 }
 
 #[tokio::test]
+async fn stdin_stays_with_who_came_last() {
+    let stage = Stage::set().await;
+    in_time(async {
+        let reach = stage.as_front_proxy();
+        let mut first = exec(&reach, "command=cat&commandId=c&stdin=true").await;
+        first.say(stdin(b"one ")).await;
+        let mut heard = Channels::default();
+        first
+            .channels(&mut heard, |heard| heard.stdout == b"one ")
+            .await;
+        let path = format!("{DEMO}/attach?commandId=c&stdin=true");
+        let mut second = reach.socket(&path, V5).await.unwrap();
+        first
+            .channels(&mut heard, |heard| heard.stderr.ends_with(b"any more\n"))
+            .await;
+        // Both come back, in whatever order, to an agent that must know who was the last.
+        stage.agent.kill();
+        stage.agent.come_back();
+        second.say(stdin(b"two")).await;
+        second.say(&b"\xff\0"[..]).await;
+        first.channels(&mut heard, |_| false).await;
+        assert_eq!(heard.stdout, b"one two");
+        assert_eq!(second.rest().await.stdout, b"one two");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_read_is_waited_for() {
     let stage = Stage::set().await;
     in_time(async {

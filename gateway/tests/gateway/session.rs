@@ -71,6 +71,7 @@ async fn messages_are_handed_on() {
             command_id: "one".into(),
             created: true,
             stdin_offset: Some(0),
+            input: 1,
         };
         assert_eq!(opened, Out::Opened(wanted));
         let stdin = pb::Stdin {

@@ -97,6 +97,10 @@ pub struct Open {
     /// The object's UID. Where another sandbox has the name by now: NOT_FOUND. Empty: whichever has it.
     #[prost(string, tag = "8")]
     pub uid: ::prost::alloc::string::String,
+    /// `input` of the last `opened`, where this client attaches again: if another one has taken stdin over since, this one is told so and
+    /// takes nothing. 0: as `stdin` says.
+    #[prost(uint64, tag = "9")]
+    pub input: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Command {
@@ -179,9 +183,12 @@ pub struct Opened {
     #[prost(bool, tag = "2")]
     pub created: bool,
     /// Where stdin must go on: of what is before, a client keeps what `stdin_taken` has not passed, since an agent that is restarted
-    /// asks for it again. Absent where the client sends no stdin, or the command has ended.
+    /// asks for it again. Absent where the client sends no stdin, the command has ended, or a later client has stdin.
     #[prost(uint64, optional, tag = "3")]
     pub stdin_offset: ::core::option::Option<u64>,
+    /// Which of those that have sent the command's stdin this client is; later ones have greater numbers. 0 where it sends none.
+    #[prost(uint64, tag = "4")]
+    pub input: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Output {

@@ -154,6 +154,7 @@ impl State {
                     None => self.stdin.close(),
                 }
                 self.open.command_id = opened.command_id;
+                self.open.input = opened.input;
                 self.exists = true;
                 self.attached = true;
                 Ok(Received::Attached {
@@ -322,6 +323,7 @@ mod tests {
             command_id: "one".into(),
             created: true,
             stdin_offset: Some(stdin_offset),
+            input: 3,
         }))
     }
 
@@ -399,6 +401,7 @@ mod tests {
         state.receive(output(Stream::Stderr, 0, b"x")).unwrap();
         let again = open(&mut state);
         assert_eq!((again.stdout_offset, again.stderr_offset), (3, 1));
+        assert_eq!(again.input, 3, "so that it is not taken from a later one");
         assert!(
             !state.has_next(),
             "nothing is sent before the agent answers"

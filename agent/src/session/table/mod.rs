@@ -74,7 +74,7 @@ struct Entry {
     recording: Recording,
     /// When the command began to run, as far as this agent has heard.
     started: Option<Now>,
-    /// The number of the client that may send stdin, counted in this agent's life.
+    /// The number of the client that may send stdin; 0: none has asked for it in this agent's life.
     input: u64,
 }
 

@@ -35,8 +35,8 @@ impl Table {
                         .collect(),
                 ),
             ),
-            Request::TakeInput { id, reply } => {
-                let result = self.usable(&id).map(|()| self.take_input(&id));
+            Request::TakeInput { id, known, reply } => {
+                let result = self.usable(&id).map(|()| self.take_input(&id, known, now));
                 self.publish(&id);
                 drop(reply.send(result));
             }
@@ -94,10 +94,15 @@ impl Table {
         }
     }
 
-    pub(super) fn take_input(&mut self, id: &CommandId) -> u64 {
+    /// Numbers grow over restarts of the agent too, as the boot clock does, so that who was the newest still is.
+    pub(super) fn take_input(&mut self, id: &CommandId, known: Option<u64>, now: Now) -> u64 {
+        let clock = u64::try_from(now.boot.as_micros()).unwrap_or(u64::MAX);
         self.entries.get_mut(id).map_or(0, |entry| {
-            entry.input += 1;
-            entry.input
+            let next = clock.max(entry.input + 1);
+            // None of ours is from the future.
+            let number = known.filter(|known| *known < next).unwrap_or(next);
+            entry.input = entry.input.max(number);
+            number
         })
     }
 

@@ -327,22 +327,28 @@ impl Agent for Service {
         let (sender, receiver) = mpsc::channel(4);
         let node = Arc::clone(&self.0);
         tokio::spawn(async move {
-            let stdin_offset = open.stdin.then(|| {
-                node.change(&id, |command| {
-                    command.writer += 1;
-                    (command.stdin.len() + command.pending.len()) as u64
-                })
+            let (input, stdin_offset) = node.change(&id, |command| {
+                let input = match (open.stdin, open.input) {
+                    (false, _) => 0,
+                    (true, 0) => command.writer + 1,
+                    (true, known) => known,
+                };
+                command.writer = command.writer.max(input);
+                let is_newest = open.stdin && command.writer == input;
+                let next = (command.stdin.len() + command.pending.len()) as u64;
+                (input, is_newest.then_some(next))
             });
             let opened = pb::Opened {
                 command_id: id.clone(),
                 created: !exists,
                 stdin_offset,
+                input,
             };
             tell(&sender, Out::Opened(opened)).await;
             let life = node.life.load(Ordering::SeqCst);
             tokio::select! {
                 () = output(&node, &id, [open.stdout_offset, open.stderr_offset], true, &sender) => {}
-                () = stdin_taken(&node, &id, &sender), if open.stdin => {}
+                () = stdin_taken(&node, &id, input, &sender), if open.stdin => {}
                 () = take(&node, &id, life, &mut requests) => {}
                 () = sender.closed() => {}
             }
@@ -423,15 +429,14 @@ async fn output(node: &Node, id: &str, mut at: [u64; 2], follow: bool, sender: &
     }
 }
 
-async fn stdin_taken(node: &Node, id: &str, sender: &Sending) {
+async fn stdin_taken(node: &Node, id: &str, input: u64, sender: &Sending) {
     let mut changed = node.changed.subscribe();
     let mut told = None;
-    let writer = node.command(id).map(|command| command.writer);
     loop {
         let Some(command) = node.command(id) else {
             return;
         };
-        if Some(command.writer) != writer {
+        if command.writer != input {
             let taken = pb::StdinTaken {
                 offset: 0,
                 closed: true,
