@@ -3,6 +3,7 @@
 //! A parameter that is not known here is refused: nothing is accepted and ignored.
 
 use cloche_proto::agent::v1alpha1::{Command, Open, Stream, TerminalSize};
+use percent_encoding::percent_decode_str;
 
 use crate::refusal::{Kind, Refusal};
 
@@ -49,15 +50,26 @@ pub(crate) fn exec(query: &str) -> Result<Ask, Refusal> {
     let mut tty = false;
     let mut size = TERMINAL;
     for (key, value) in parameters(query)? {
+        // Need not be text.
+        match key.as_str() {
+            "command" => {
+                command.argv.push(value);
+                continue;
+            }
+            "env" => {
+                command.env.push(value);
+                continue;
+            }
+            _ => {}
+        }
+        let value = text(&key, value)?;
         if streams.take(&key, &value, &mut tty)? {
             continue;
         }
         match key.as_str() {
-            "command" => command.argv.push(value.into_bytes()),
             "commandId" => open.command_id = value,
             "user" => command.user = value,
             "cwd" => command.cwd = value,
-            "env" => command.env.push(value.into_bytes()),
             "shell" => command.shell = Some(value),
             "timeoutSeconds" => command.timeout_ms = milliseconds(&key, &value)?,
             "killOnDetachSeconds" => open.kill_on_detach_ms = milliseconds(&key, &value)?,
@@ -85,6 +97,7 @@ pub(crate) fn attach(query: &str) -> Result<Ask, Refusal> {
     let mut open = Open::default();
     let mut tty = false;
     for (key, value) in parameters(query)? {
+        let value = text(&key, value)?;
         if streams.take(&key, &value, &mut tty)? {
             continue;
         }
@@ -104,6 +117,7 @@ pub(crate) fn attach(query: &str) -> Result<Ask, Refusal> {
 pub(crate) fn log(query: &str) -> Result<AskLog, Refusal> {
     let mut ask = AskLog::default();
     for (key, value) in parameters(query)? {
+        let value = text(&key, value)?;
         match key.as_str() {
             "commandId" => ask.command_id = value,
             "follow" => ask.follow = is_true(&key, &value)?,
@@ -173,7 +187,8 @@ impl Streams {
     }
 }
 
-fn parameters(query: &str) -> Result<Vec<(String, String)>, Refusal> {
+/// Names and values, of which only the names are text.
+fn parameters(query: &str) -> Result<Vec<(String, Vec<u8>)>, Refusal> {
     if query.len() > QUERY {
         let message = format!(
             "the query is {} bytes long; at most {QUERY} are allowed",
@@ -181,10 +196,22 @@ fn parameters(query: &str) -> Result<Vec<(String, String)>, Refusal> {
         );
         return Err(bad(&message));
     }
-    let parsed = form_urlencoded::parse(query.as_bytes());
-    Ok(parsed
-        .map(|(key, value)| (key.into_owned(), value.into_owned()))
-        .collect())
+    query
+        .split('&')
+        .filter(|parameter| !parameter.is_empty())
+        .map(|parameter| {
+            let (key, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            Ok((text(key, unescaped(key))?, unescaped(value)))
+        })
+        .collect()
+}
+
+fn unescaped(text: &str) -> Vec<u8> {
+    percent_decode_str(&text.replace('+', " ")).collect()
+}
+
+fn text(key: &str, value: Vec<u8>) -> Result<String, Refusal> {
+    String::from_utf8(value).map_err(|_| bad(&format!("{key} is no UTF-8")))
 }
 
 fn is_true(key: &str, value: &str) -> Result<bool, Refusal> {
@@ -228,6 +255,17 @@ fn bad(message: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_and_environments_need_not_be_text() {
+        let ask = exec("command=a%ff+b&command=&env=A%3D%80").unwrap();
+        let command = ask.open.command.unwrap();
+        assert_eq!(command.argv, [&b"a\xff b"[..], b""]);
+        assert_eq!(command.env, [b"A=\x80"]);
+        for query in ["command=a&cwd=%ff", "command=a&%ff=b"] {
+            assert!(exec(query).is_err(), "{query}");
+        }
+    }
 
     #[test]
     fn what_kubectl_asks_for() {
