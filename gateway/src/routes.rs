@@ -180,7 +180,16 @@ async fn command(
                 let translator = Translator::new(version, ask, &place, name);
                 remote::serve(client, translator, agents, &place, &gateway.over).await;
             }
-            None => session::serve(client, deed, agents, &place, &gateway.stopping).await,
+            None => {
+                session::serve(
+                    client,
+                    deed == Deed::Exec,
+                    agents,
+                    &place,
+                    &gateway.stopping,
+                )
+                .await;
+            }
         }
     }))
 }

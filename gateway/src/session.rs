@@ -13,7 +13,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use crate::access::Deed;
 use crate::agents::{self, Agents, is_broken};
 use crate::ask::AskLog;
 use crate::client::{Client, Heard};
@@ -37,17 +36,17 @@ enum Over {
     Left,
 }
 
-/// Serves one client to the end. `stop`: the client should come back to another gateway.
+/// Serves one client to the end; it `runs` a command, or joins one. `stop`: the client should come back to another gateway.
 pub(crate) async fn serve(
     mut client: Client,
-    deed: Deed,
+    runs: bool,
     agents: &Agents,
     place: &Place,
     stop: &CancellationToken,
 ) {
     let over = tokio::select! {
         // Nothing that it holds outlives it.
-        over = run(&mut client, deed, agents, place) => over,
+        over = run(&mut client, runs, agents, place) => over,
         () = stop.cancelled() => Over::Refused(stopped()),
     };
     finish(client, over).await;
@@ -92,8 +91,8 @@ async fn finish(client: Client, over: Over) {
     }
 }
 
-async fn run(client: &mut Client, deed: Deed, agents: &Agents, place: &Place) -> Over {
-    let open = match first(client, deed, place).await {
+async fn run(client: &mut Client, runs: bool, agents: &Agents, place: &Place) -> Over {
+    let open = match first(client, runs, place).await {
         Ok(open) => open,
         Err(over) => return over,
     };
@@ -123,7 +122,7 @@ async fn run(client: &mut Client, deed: Deed, agents: &Agents, place: &Place) ->
 }
 
 /// The client's first message, made whole.
-async fn first(client: &mut Client, deed: Deed, place: &Place) -> Result<SessionRequest, Over> {
+async fn first(client: &mut Client, runs: bool, place: &Place) -> Result<SessionRequest, Over> {
     let heard = async {
         loop {
             let heard = client.next(true).await;
@@ -144,22 +143,20 @@ async fn first(client: &mut Client, deed: Deed, place: &Place) -> Result<Session
         }
     };
     let request = SessionRequest::decode(message).map_err(|error| Over::Refused(unread(&error)))?;
-    complete(request, deed, place).map_err(Over::Refused)
+    complete(request, runs, place).map_err(Over::Refused)
 }
 
 const BINARY: &str = "this protocol has binary messages only";
 
 /// The first request, with what only the gateway can say. Who may join a command may not therefore run one.
-fn complete(request: SessionRequest, deed: Deed, place: &Place) -> Result<SessionRequest, Refusal> {
+fn complete(request: SessionRequest, runs: bool, place: &Place) -> Result<SessionRequest, Refusal> {
     let Some(Request::Open(mut open)) = request.kind else {
         return Err(bad("the first message must be `open`"));
     };
-    match (deed, &open.command) {
-        (Deed::Exec, None) => return Err(bad("exec needs a command; to join one, use attach")),
-        (Deed::Attach | Deed::Log, Some(_)) => {
-            return Err(bad("attach runs no command; use exec"));
-        }
-        (Deed::Exec, Some(_)) | (Deed::Attach | Deed::Log, None) => {}
+    match (runs, &open.command) {
+        (true, None) => return Err(bad("exec needs a command; to join one, use attach")),
+        (false, Some(_)) => return Err(bad("attach runs no command; use exec")),
+        (true, Some(_)) | (false, None) => {}
     }
     open.key = Some(SandboxKey {
         namespace: place.namespace.clone(),
@@ -321,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_gateway_says_of_which_sandbox_a_session_is() {
-        let request = complete(open(Some(Command::default())), Deed::Exec, &place()).unwrap();
+        let request = complete(open(Some(Command::default())), true, &place()).unwrap();
         let Some(Request::Open(open)) = request.kind else {
             panic!("open expected");
         };
@@ -335,13 +332,13 @@ mod tests {
     #[test]
     fn each_subresource_does_its_own() {
         let command = || Some(Command::default());
-        assert!(complete(open(None), Deed::Exec, &place()).is_err());
-        assert!(complete(open(command()), Deed::Attach, &place()).is_err());
-        assert!(complete(open(None), Deed::Attach, &place()).is_ok());
+        assert!(complete(open(None), true, &place()).is_err());
+        assert!(complete(open(command()), false, &place()).is_err());
+        assert!(complete(open(None), false, &place()).is_ok());
         let kill = SessionRequest {
             kind: Some(Request::Kill(Kill {})),
         };
-        assert!(complete(kill, Deed::Exec, &place()).is_err());
-        assert!(complete(SessionRequest::default(), Deed::Exec, &place()).is_err());
+        assert!(complete(kill, true, &place()).is_err());
+        assert!(complete(SessionRequest::default(), true, &place()).is_err());
     }
 }
