@@ -19,6 +19,8 @@ pub(crate) struct Translator {
     stderr: bool,
     /// Bytes of output that are lost and that the client was not told of.
     lost: u64,
+    /// Whether nothing of a stream has come yet to one who joins a command: what is no longer kept was before its time.
+    joining: [bool; 2],
 }
 
 /// What becomes of an agent's reply.
@@ -41,6 +43,7 @@ impl Translator {
             name: place.name.clone(),
         });
         open.uid.clone_from(&place.uid);
+        let joins = open.command.is_none();
         let state = if open.command_id.is_empty() {
             open.command_id = name;
             State::made_up(open)
@@ -53,6 +56,7 @@ impl Translator {
             stdout: ask.stdout,
             stderr: ask.stderr,
             lost: 0,
+            joining: [joins; 2],
         }
     }
 
@@ -98,6 +102,8 @@ impl Translator {
         if !wanted {
             return Vec::new();
         }
+        let joining = &mut self.joining[usize::from(stream == Stream::Stderr)];
+        let was_before = std::mem::take(joining);
         let mut said = Vec::new();
         if lost > 0 {
             let name = match stream {
@@ -107,7 +113,7 @@ impl Translator {
             said = self.remark(&format!(
                 "{lost} bytes of {name} are lost: they are no longer kept"
             ));
-            if said.is_empty() {
+            if said.is_empty() && !was_before {
                 self.lost += lost;
             }
         }
@@ -168,5 +174,60 @@ impl Translator {
     /// The command's name.
     pub(crate) fn command_id(&self) -> &str {
         self.state.command_id()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
+    use cloche_proto::agent::v1alpha1::{Command, Exit, Gap, Open};
+
+    use super::*;
+
+    /// How the end of a command is told whose stdout has gaps before these offsets.
+    fn end(open: Open, gaps: &[u64]) -> Bytes {
+        let place = Place {
+            namespace: "team".into(),
+            name: "demo".into(),
+            uid: "u".into(),
+            node: "one".into(),
+        };
+        let ask = Ask {
+            open,
+            stdout: true,
+            stderr: false,
+        };
+        let mut translator = Translator::new(Version::V5, ask, &place, "x".into());
+        let mut receive = |kind| {
+            let reply = SessionResponse { kind: Some(kind) };
+            translator.receive(reply).unwrap()
+        };
+        for end in gaps {
+            receive(Reply::Gap(Gap {
+                stream: Stream::Stdout.into(),
+                offset: end - 1,
+                end: *end,
+            }));
+        }
+        match receive(Reply::Exit(Exit::default())) {
+            Outcome::End(said) => said,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_was_dropped_before_a_client_joined_is_no_loss_of_its() {
+        let success = |said: &Bytes| String::from_utf8_lossy(said).contains("Success");
+        let join = || Open {
+            command_id: "build".into(),
+            ..Open::default()
+        };
+        let run = Open {
+            command: Some(Command::default()),
+            ..join()
+        };
+        assert!(success(&end(join(), &[9])));
+        assert!(!success(&end(join(), &[9, 20])));
+        assert!(!success(&end(run, &[9])));
     }
 }
