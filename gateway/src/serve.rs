@@ -17,6 +17,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::{setsockopt, sockopt};
 use rustls_pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -38,6 +39,12 @@ const HEAD_SIZE: usize = 128 << 10;
 const HEADERS: usize = GROUPS + 128;
 /// Connections of known clients beside those that carry streams.
 const SPARE: usize = 512;
+/// A connection on which nothing happens is looked after so often, and given up when three in a row are not answered.
+const KEEPALIVE: u32 = 15;
+/// What was sent and is not acknowledged for so long breaks the connection, in milliseconds.
+const UNACKNOWLEDGED: u32 = 60_000;
+/// Bytes that wait in the kernel for a client; it takes twice as much.
+const UNSENT: usize = 128 << 10;
 /// How long to wait after the system could not accept a connection: it is out of something.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -126,9 +133,27 @@ fn accept(credentials: &Credentials) -> Option<TlsAcceptor> {
     }
 }
 
-async fn shake_hands(stream: TcpStream, acceptor: &TlsAcceptor) -> Option<TlsStream<TcpStream>> {
+fn set_up(stream: &TcpStream) -> std::io::Result<()> {
     // Small messages go both ways all the time: each would wait for the acknowledgement of the one before.
-    stream.set_nodelay(true).ok()?;
+    stream.set_nodelay(true)?;
+    // A front proxy that is gone with its machine says nothing, and its streams would hold their places for ever.
+    setsockopt(stream, sockopt::KeepAlive, &true)?;
+    setsockopt(stream, sockopt::TcpKeepIdle, &KEEPALIVE)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &KEEPALIVE)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &3)?;
+    setsockopt(stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED)?;
+    setsockopt(stream, sockopt::SndBuf, &UNSENT)?;
+    Ok(())
+}
+
+async fn shake_hands(stream: TcpStream, acceptor: &TlsAcceptor) -> Option<TlsStream<TcpStream>> {
+    if let Err(error) = set_up(&stream) {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "cannot set a connection up"
+        );
+        return None;
+    }
     match acceptor.accept(stream).await {
         Ok(stream) => Some(stream),
         Err(error) => {

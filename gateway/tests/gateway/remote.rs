@@ -136,8 +136,8 @@ async fn an_agent_that_restarts_is_a_pause() {
                 socket.say(stdin(b"")).await;
                 stage.agent.come_back();
                 let wanted = turn * 30_000;
-                node.until("c", |command| command.stdin.len() + 70_000 > wanted)
-                    .await;
+                let is_heard = |heard: &Channels| heard.stdout.len() + 70_000 > wanted;
+                socket.channels(&mut heard, is_heard).await;
             }
         }
         stage.agent.kill();
