@@ -109,13 +109,14 @@ impl Session<'_> {
     async fn run(&mut self) -> Result<Left, Error> {
         let mut outage: Option<Outage> = None;
         loop {
+            let begun = Instant::now();
             let (last, absent) = match self.once(outage.is_none()).await {
                 Ok(left) => return Ok(left),
                 Err(Broken::Final(problem)) => return Err(problem),
                 Err(Broken::Gone(last)) => (last, None),
                 Err(Broken::Absent(problem)) => (problem.to_string(), Some(problem)),
             };
-            if self.state.detach() {
+            if self.state.detach(begun.elapsed()) {
                 outage = None;
             }
             self.away = true;

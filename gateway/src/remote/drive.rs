@@ -4,6 +4,7 @@ use axum::extract::ws::Message;
 use bytes::Bytes;
 use cloche_proto::agent::v1alpha1::{SessionRequest, SessionResponse};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
@@ -89,11 +90,12 @@ impl Session<'_> {
     async fn run(&mut self) -> Over {
         let mut outage: Option<Outage> = None;
         loop {
+            let begun = Instant::now();
             let why = match self.once().await {
                 Broken::Over(over) => return over,
                 Broken::Gone(why) => why,
             };
-            if self.translator.detach() {
+            if self.translator.detach(begun.elapsed()) {
                 outage = None;
             }
             let outage = outage.get_or_insert_with(Outage::begin);

@@ -1,5 +1,7 @@
 //! Between a client's channels and an agent's session. No I/O.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use cloche_proto::agent::v1alpha1::{SandboxKey, SessionRequest, SessionResponse, Stream};
 use cloche_proto::session::{Received, State};
@@ -151,9 +153,9 @@ impl Translator {
         self.state.open()
     }
 
-    /// The connection is gone. Whether the agent had answered on it.
-    pub(crate) fn detach(&mut self) -> bool {
-        self.state.detach()
+    /// The connection is gone, which stood for so long. Whether it was one, and no part of an outage.
+    pub(crate) fn detach(&mut self, stood: Duration) -> bool {
+        self.state.detach(stood)
     }
 
     /// Whether [`Self::next_request`] has something.

@@ -1,6 +1,7 @@
 //! What both sides have of each other's bytes. No I/O.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::agent::v1alpha1::session_request::Kind as Ask;
 use crate::agent::v1alpha1::session_response::Kind as Reply;
@@ -11,6 +12,8 @@ use crate::agent::v1alpha1::{
 use super::output::Cursor;
 use super::stdin::Window;
 
+/// A connection that stood for so long was one, whatever it brought.
+const STANDS: Duration = Duration::from_secs(1);
 /// Signals and the like that wait for a connection; more are dropped, the oldest first.
 const CONTROLS: usize = 16;
 
@@ -23,13 +26,23 @@ pub struct State {
     stdin: Window,
     /// The agent has answered `opened` at least once: the command exists and must not be asked for again.
     exists: bool,
-    /// It has answered on this connection.
-    attached: bool,
+    connection: Connection,
     /// How often it was asked for the command.
     asked: u32,
     /// The command's name was made up by this program, and is nobody else's.
     made_up: bool,
     controls: VecDeque<Ask>,
+}
+
+/// How far a connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Connection {
+    /// The agent has not answered on it.
+    Opening,
+    /// It has.
+    Attached,
+    /// Bytes came further over it, in either direction.
+    Moved,
 }
 
 /// What to do with a reply.
@@ -68,7 +81,7 @@ impl State {
             stderr: Cursor::from_start(),
             stdin: Window::default(),
             exists: false,
-            attached: false,
+            connection: Connection::Opening,
             asked: 0,
             made_up: false,
             controls: VecDeque::new(),
@@ -103,14 +116,19 @@ impl State {
         self.exists
     }
 
-    /// The connection is gone. Whether the agent had answered on it.
-    pub fn detach(&mut self) -> bool {
-        std::mem::take(&mut self.attached)
+    /// The connection is gone, which stood for so long. Whether it was one: the agent had answered on it, and then it stood for a
+    /// while or bytes came further over it. Else it is part of the outage before it.
+    pub fn detach(&mut self, stood: Duration) -> bool {
+        match std::mem::replace(&mut self.connection, Connection::Opening) {
+            Connection::Opening => false,
+            Connection::Attached => stood >= STANDS,
+            Connection::Moved => true,
+        }
     }
 
     /// The first request of a new connection.
     pub fn open(&mut self) -> SessionRequest {
-        self.attached = false;
+        self.connection = Connection::Opening;
         let mut open = self.open.clone();
         if self.exists {
             // Only attach: should the agent have forgotten the session it must say so and not run the command again.
@@ -156,7 +174,7 @@ impl State {
                 self.open.command_id = opened.command_id;
                 self.open.input = opened.input;
                 self.exists = true;
-                self.attached = true;
+                self.connection = Connection::Attached;
                 Ok(Received::Attached {
                     created: opened.created,
                     existed,
@@ -168,6 +186,7 @@ impl State {
                     .cursor(stream)
                     .take(output.offset, output.data)
                     .ok_or_else(|| format!("output at byte {} has no end", output.offset))?;
+                self.moved(new.data.len());
                 Ok(Received::Output {
                     stream,
                     lost: new.lost,
@@ -189,19 +208,30 @@ impl State {
                 Ok(Received::TakenOver)
             }
             Reply::StdinTaken(taken) => {
-                self.stdin.acknowledge(taken.offset).map_err(|wrong| {
+                let further = self.stdin.acknowledge(taken.offset).map_err(|wrong| {
                     format!(
                         "it says that it has stdin up to byte {}, it was sent up to {}",
                         wrong.offset,
                         wrong.kept.end()
                     )
                 })?;
+                self.moved(further);
                 if taken.closed {
                     self.stdin.close();
                 }
                 Ok(Received::Nothing)
             }
             Reply::Exit(exit) => Ok(Received::Exit(exit)),
+        }
+    }
+
+    fn is_attached(&self) -> bool {
+        self.connection != Connection::Opening
+    }
+
+    fn moved(&mut self, bytes: usize) {
+        if self.is_attached() && bytes > 0 {
+            self.connection = Connection::Moved;
         }
     }
 
@@ -264,12 +294,13 @@ impl State {
 
     /// Whether [`Self::next_request`] has something.
     pub fn has_next(&self) -> bool {
-        self.attached && (!self.controls.is_empty() || (self.open.stdin && self.stdin.has_next()))
+        self.is_attached()
+            && (!self.controls.is_empty() || (self.open.stdin && self.stdin.has_next()))
     }
 
     /// The next request; nothing before the agent has answered.
     pub fn next_request(&mut self) -> Option<SessionRequest> {
-        if !self.attached {
+        if !self.is_attached() {
             return None;
         }
         if let Some(control) = self.next_control() {
@@ -283,7 +314,7 @@ impl State {
 
     /// The next request that is not stdin.
     pub fn next_control(&mut self) -> Option<SessionRequest> {
-        if !self.attached {
+        if !self.is_attached() {
             return None;
         }
         self.controls.pop_front().map(ask)
@@ -355,6 +386,36 @@ mod tests {
         let again = open(&mut state);
         assert_eq!((again.command, again.kill_on_detach_ms), (None, 0));
         assert_eq!(again.command_id, "one");
+    }
+
+    #[test]
+    fn a_connection_that_brings_nothing_is_part_of_the_outage() {
+        let mut state = state();
+        let short = STANDS / 2;
+        assert!(!state.detach(STANDS), "nobody answered");
+        open(&mut state);
+        state.receive(opened(0)).unwrap();
+        assert!(!state.detach(short));
+        for reply in [
+            output(Stream::Stdout, 0, b"x"),
+            reply(Reply::StdinTaken(StdinTaken {
+                offset: 1,
+                ..StdinTaken::default()
+            })),
+        ] {
+            open(&mut state);
+            state.push_stdin(b"x");
+            state.receive(opened(0)).unwrap();
+            state.receive(reply).unwrap();
+            assert!(state.detach(short));
+        }
+        open(&mut state);
+        state.receive(opened(1)).unwrap();
+        state.receive(output(Stream::Stdout, 0, b"x")).unwrap();
+        assert!(!state.detach(short), "it was there before");
+        open(&mut state);
+        state.receive(opened(1)).unwrap();
+        assert!(state.detach(STANDS));
     }
 
     #[test]

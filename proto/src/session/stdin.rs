@@ -77,17 +77,17 @@ impl Window {
         Ok(())
     }
 
-    /// The agent has everything before `offset` safe.
-    pub(super) fn acknowledge(&mut self, offset: u64) -> Result<(), Impossible> {
+    /// The agent has everything before `offset` safe. How many bytes more that is.
+    pub(super) fn acknowledge(&mut self, offset: u64) -> Result<usize, Impossible> {
         // Of what lies before the first byte of this program, another one has to know.
         if self.closed || offset < self.base {
-            return Ok(());
+            return Ok(0);
         }
         let taken = self.place(offset)?;
         self.kept.drain(..taken);
         self.sent = self.sent.saturating_sub(taken);
         self.base = offset;
-        Ok(())
+        Ok(taken)
     }
 
     /// Where the byte at `offset` is, or would be next.
