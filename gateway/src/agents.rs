@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -169,7 +170,7 @@ async fn connect(
     credentials: Credentials,
 ) -> Result<Connection, Refusal> {
     let endpoint = place::endpoint(&apiserver, &node).await?;
-    let channel = tokio::time::timeout(CONNECT, reach(&credentials, &node, &endpoint))
+    let channel = tokio::time::timeout(CONNECT, reach(&credentials, &node, endpoint))
         .await
         .unwrap_or_else(|_| Err("it does not answer".to_owned()))
         .map_err(|why| {
@@ -187,7 +188,11 @@ async fn connect(
 }
 
 /// Connects once. The error is in words: of a failure that rustls or tonic wraps, the innermost is what matters.
-async fn reach(credentials: &Credentials, node: &str, endpoint: &str) -> Result<Channel, String> {
+async fn reach(
+    credentials: &Credentials,
+    node: &str,
+    endpoint: SocketAddr,
+) -> Result<Channel, String> {
     let identity = Identity::agent(node).ok_or("that is no name of a node")?;
     let name = ServerName::try_from(identity.server_name()).map_err(|error| error.to_string())?;
     let tls = credentials

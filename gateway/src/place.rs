@@ -1,7 +1,10 @@
 //! Where a sandbox is, and whether it can be asked what is asked.
 
+use std::net::{IpAddr, SocketAddr};
+
 use cloche_crds::condition::Condition;
 use cloche_crds::{Phase, Sandbox, SandboxNode};
+use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
 
 use crate::access::{Apiserver, Deed};
@@ -96,19 +99,42 @@ fn told(conditions: &[Condition], kind: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Where the agent of `node` is served: `address:port`.
-pub(crate) async fn endpoint(apiserver: &Apiserver, node: &str) -> Result<String, Refusal> {
-    let nodes: Api<SandboxNode> = Api::all(apiserver.client());
-    let found = apiserver.get(&nodes, node).await?;
-    found
-        .and_then(|found| found.status)
-        .and_then(|status| status.endpoint)
-        .filter(|endpoint| endpoint.parse::<std::net::SocketAddr>().is_ok())
+/// Where the agent of `node` is served.
+pub(crate) async fn endpoint(apiserver: &Apiserver, node: &str) -> Result<SocketAddr, Refusal> {
+    let sandbox_nodes: Api<SandboxNode> = Api::all(apiserver.client());
+    let told = apiserver.get(&sandbox_nodes, node).await?;
+    let nodes: Api<Node> = Api::all(apiserver.client());
+    let node_itself = apiserver.get(&nodes, node).await?;
+    let endpoint = told
+        .and_then(|told| told.status?.endpoint)
+        .and_then(|endpoint| endpoint.parse::<SocketAddr>().ok())
         .ok_or_else(|| {
             let message =
                 format!("the agent of node {node:?} does not say where it can be reached; retry");
             Refusal::new(Kind::ServiceUnavailable, message)
-        })
+        })?;
+    // What an agent says itself must lead nowhere else.
+    if node_itself.is_some_and(|node| is_of(endpoint.ip(), &node)) {
+        Ok(endpoint)
+    } else {
+        let message = format!(
+            "the agent of node {node:?} says that it is at {endpoint}, which is no internal address of that node; retry"
+        );
+        Err(Refusal::new(Kind::ServiceUnavailable, message))
+    }
+}
+
+/// Whether it is an internal address of `node`.
+fn is_of(address: IpAddr, node: &Node) -> bool {
+    let status = node.status.as_ref();
+    let addresses = status.and_then(|status| status.addresses.as_deref());
+    addresses.unwrap_or_default().iter().any(|one| {
+        one.type_ == "InternalIP"
+            && one
+                .address
+                .parse::<IpAddr>()
+                .is_ok_and(|one| one == address)
+    })
 }
 
 #[cfg(test)]
@@ -129,6 +155,25 @@ mod tests {
             "demo",
             deed,
         )
+    }
+
+    #[test]
+    fn an_agent_is_at_an_address_of_its_node() {
+        let node = serde_json::from_value(json!({"metadata": {"name": "one"}, "status": {"addresses": [
+            {"type": "Hostname", "address": "10.0.0.2"}, {"type": "InternalIP", "address": "10.0.0.1"},
+            {"type": "InternalIP", "address": "fd00::1"},
+        ]}}))
+        .unwrap();
+        for (address, is_its) in [
+            ("10.0.0.1", true),
+            ("fd00:0::1", true),
+            ("10.0.0.2", false),
+            ("127.0.0.1", false),
+            ("169.254.169.254", false),
+        ] {
+            assert_eq!(is_of(address.parse().unwrap(), &node), is_its, "{address}");
+        }
+        assert!(!is_of("10.0.0.1".parse().unwrap(), &Node::default()));
     }
 
     fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {

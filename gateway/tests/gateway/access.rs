@@ -93,6 +93,9 @@ async fn what_cannot_be_is_said() {
         stage.cluster.put_sandbox("team", "starting", &starting);
         let lost = json!({"phase": "Running", "nodeName": "gone"});
         stage.cluster.put_sandbox("team", "lost", &lost);
+        stage.cluster.put_node("elsewhere", "127.0.0.2:7443");
+        let elsewhere = json!({"phase": "Running", "nodeName": "elsewhere"});
+        stage.cluster.put_sandbox("team", "elsewhere", &elsewhere);
         for (path, code) in [
             (DEMO.replace("demo", "unknown") + "/log", 404),
             (DEMO.replace("demo", "starting") + "/log", 409),
@@ -107,6 +110,13 @@ async fn what_cannot_be_is_said() {
             assert_eq!(found, code, "{path}: {}", String::from_utf8_lossy(&body));
             reason(&body);
         }
+        let elsewhere = DEMO.replace("demo", "elsewhere") + "/log";
+        let (code, body, _) = front_proxy.get(&elsewhere).await;
+        let told = String::from_utf8_lossy(&body);
+        assert!(
+            code == 503 && told.contains("no internal address of that node"),
+            "{told}"
+        );
         let (code, ..) = front_proxy.ask("POST", &format!("{DEMO}/exec")).await;
         assert_eq!(code, 405);
         let exec = |query: &str| format!("{DEMO}/exec?{query}");

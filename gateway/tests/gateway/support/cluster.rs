@@ -59,6 +59,7 @@ impl Cluster {
                 get(sandbox),
             )
             .route("/apis/cloche.dev/v1alpha1/sandboxnodes/{name}", get(node))
+            .route("/api/v1/nodes/{name}", get(address))
             .route("/api/v1/namespaces/{namespace}/configmaps", get(maps))
             .route("/api/v1/namespaces/{namespace}/configmaps/{name}", get(ca))
             .route(
@@ -138,6 +139,15 @@ async fn sandbox(State(cluster): State<Cluster>, Path(key): Path<(String, String
 async fn node(State(cluster): State<Cluster>, Path(name): Path<String>) -> Response {
     let objects = cluster.0.lock().unwrap();
     found(objects.nodes.get(&name))
+}
+
+/// Every node is this machine.
+async fn address(Path(name): Path<String>) -> Response {
+    let addresses = json!([{"type": "InternalIP", "address": "127.0.0.1"}]);
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"addresses": addresses},
+    });
+    found(Some(&node))
 }
 
 async fn ca(State(cluster): State<Cluster>) -> Response {
