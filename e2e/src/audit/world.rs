@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::ledger::names;
+use super::owner::Owner;
 use crate::agent::Agent;
 
 /// Everything of one agent, at one moment.
@@ -15,7 +16,7 @@ use crate::agent::Agent;
 pub struct World {
     /// Its processes, but itself.
     pub processes: Vec<Process>,
-    /// Its mounts, in the mount namespace of this test and of the agent.
+    /// Its mounts, in the mount namespace of its machine and of the agent.
     pub mounts: Vec<Mount>,
     /// Groups below its own, in any hierarchy: the last part of the path, and the hierarchies that have it.
     pub groups: BTreeMap<String, BTreeSet<PathBuf>>,
@@ -36,7 +37,7 @@ pub struct Process {
     pub command: String,
     /// The group below the agent's that it is in, if in any hierarchy it is.
     pub group: Option<String>,
-    /// Inode of its network namespace; `None`: that of this test.
+    /// Inode of its network namespace; `None`: that of its machine.
     pub network: Option<u64>,
 }
 
@@ -69,14 +70,17 @@ pub struct Files {
 }
 
 impl World {
-    /// Looks.
+    /// Looks for what is a test's agent's.
     pub fn see(agent: &Agent) -> Result<Self> {
-        let folders = [agent.scratch(), agent.run()].map(|folder| folder.display().to_string());
-        let own = agent.pid().ok().map(nix::unistd::Pid::as_raw);
+        Self::of(&Owner::from(agent))
+    }
+
+    /// Looks.
+    pub fn of(owner: &Owner) -> Result<Self> {
         let mut groups_by_name: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
         for hierarchy in hierarchies()? {
-            for folder in groups(&hierarchy, agent.group())? {
-                let Some(name) = below(&folder, &hierarchy, agent.group()) else {
+            for folder in groups(&hierarchy, &owner.group)? {
+                let Some(name) = below(&folder, &hierarchy, &owner.group) else {
                     continue;
                 };
                 groups_by_name
@@ -86,12 +90,15 @@ impl World {
             }
         }
         Ok(Self {
-            processes: processes(agent.group(), &folders, own)?,
-            mounts: mounts(own, &folders)?,
+            processes: processes(owner)?,
+            mounts: mounts(owner)?,
             groups: groups_by_name,
-            loops: loops(&folders)?,
-            files: files(agent)?,
-            open: own.map(|pid| open_files(pid, &folders)).unwrap_or_default(),
+            loops: loops(&owner.folders)?,
+            files: files(owner)?,
+            open: owner
+                .pid
+                .map(|pid| open_files(pid, &owner.folders))
+                .unwrap_or_default(),
         })
     }
 }
@@ -135,9 +142,10 @@ fn below(folder: &Path, hierarchy: &Path, parent: &str) -> Option<String> {
     Some(rest.iter().next()?.to_string_lossy().into_owned())
 }
 
-fn processes(parent: &str, folders: &[String], own: Option<i32>) -> Result<Vec<Process>> {
+/// Its processes, but itself.
+pub(crate) fn processes(owner: &Owner) -> Result<Vec<Process>> {
     let this = std::process::id();
-    let network_here = fs::metadata("/proc/self/ns/net")
+    let network_here = fs::metadata(owner.machine().join("ns/net"))
         .context("look at the network namespace")?
         .ino();
     let mut found = Vec::new();
@@ -145,7 +153,7 @@ fn processes(parent: &str, folders: &[String], own: Option<i32>) -> Result<Vec<P
         let Ok(pid) = name.parse::<i32>() else {
             continue;
         };
-        if Some(pid) == own || u32::try_from(pid) == Ok(this) {
+        if Some(pid) == owner.pid || u32::try_from(pid) == Ok(this) {
             continue;
         }
         let folder = Path::new("/proc").join(&name);
@@ -153,7 +161,10 @@ fn processes(parent: &str, folders: &[String], own: Option<i32>) -> Result<Vec<P
         let Ok(cgroup) = fs::read_to_string(folder.join("cgroup")) else {
             continue;
         };
-        let group = group_of(&cgroup, parent);
+        if !owner.is_near(&cgroup) {
+            continue;
+        }
+        let group = group_of(&cgroup, &owner.group);
         let arguments = fs::read(folder.join("cmdline")).unwrap_or_default();
         let arguments = String::from_utf8_lossy(&arguments)
             .replace('\0', " ")
@@ -163,7 +174,10 @@ fn processes(parent: &str, folders: &[String], own: Option<i32>) -> Result<Vec<P
             .unwrap_or_default()
             .display()
             .to_string();
-        let mentions = |text: &str| folders.iter().any(|folder| text.contains(folder.as_str()));
+        let mentions = |text: &str| {
+            let mut folders = owner.folders.iter();
+            folders.any(|folder| text.contains(folder.as_str()))
+        };
         if group.is_none() && !mentions(&arguments) && !mentions(&program) {
             continue;
         }
@@ -195,31 +209,31 @@ fn processes(parent: &str, folders: &[String], own: Option<i32>) -> Result<Vec<P
 }
 
 /// The group below `parent` (the parent itself: `.`) that /proc/PID/cgroup tells, in any hierarchy.
-fn group_of(cgroup: &str, parent: &str) -> Option<String> {
+pub(super) fn group_of(cgroup: &str, parent: &str) -> Option<String> {
+    let parent = format!("/{parent}/");
     cgroup.lines().find_map(|line| {
-        let mut parts = line
-            .splitn(3, ':')
-            .nth(2)?
-            .split('/')
-            .skip_while(|part| *part != parent);
-        parts.next()?;
-        Some(parts.next().unwrap_or(".").to_owned())
+        let path = format!("{}/", line.splitn(3, ':').nth(2)?);
+        let (_, below) = path.split_once(&parent)?;
+        let name = below.split('/').next().filter(|name| !name.is_empty());
+        Some(name.unwrap_or(".").to_owned())
     })
 }
 
-fn mounts(agent: Option<i32>, folders: &[String]) -> Result<Vec<Mount>> {
-    let mut text = fs::read_to_string("/proc/self/mountinfo").context("read mountinfo")?;
+fn mounts(owner: &Owner) -> Result<Vec<Mount>> {
+    let machine = owner.machine().join("mountinfo");
+    let mut text = fs::read_to_string(machine).context("read mountinfo")?;
     // It may have a namespace of its own; the lines of a shared one are dropped as doubled below.
-    if let Some(agent) = agent {
+    if let Some(agent) = owner.pid {
         text.push_str(&fs::read_to_string(format!("/proc/{agent}/mountinfo")).unwrap_or_default());
     }
     let mut found: Vec<Mount> = Vec::new();
     for line in text.lines() {
-        let mine = folders.iter().any(|folder| line.contains(folder.as_str()));
-        if mine && !found.iter().any(|mount| mount.line == line) {
-            let point = line.split(' ').nth(4).unwrap_or_default().to_owned();
+        let point = line.split(' ').nth(4).unwrap_or_default();
+        let mine = owner.folders.iter().any(|folder| line.contains(folder));
+        let given = owner.volumes.iter().any(|volume| volume == point);
+        if mine && !given && !found.iter().any(|mount| mount.line == line) {
             found.push(Mount {
-                point,
+                point: point.to_owned(),
                 line: line.to_owned(),
             });
         }
@@ -237,8 +251,8 @@ fn loops(folders: &[String]) -> Result<Vec<String>> {
         .collect())
 }
 
-fn files(agent: &Agent) -> Result<Files> {
-    let state = agent.state();
+fn files(owner: &Owner) -> Result<Files> {
+    let state = &owner.state;
     let visible = |folder: PathBuf| -> Result<BTreeSet<String>> {
         // Hidden: what was quarantined, which is kept for a person.
         Ok(names(&folder)?
@@ -247,7 +261,10 @@ fn files(agent: &Agent) -> Result<Files> {
             .collect())
     };
     let images = names(&state.join("images/erofs"))?;
-    let manifests = names(&agent.manifests())?;
+    let manifests = match &owner.manifests {
+        Some(folder) => names(folder)?,
+        None => BTreeSet::new(),
+    };
     let kept = |name: &String| {
         let extension = Path::new(name)
             .extension()
@@ -272,7 +289,7 @@ fn files(agent: &Agent) -> Result<Files> {
             })
             .cloned()
             .collect(),
-        run: names(&agent.run().join("i"))?,
+        run: names(&owner.run.join("i"))?,
         manifests: manifests.into_iter().filter(|name| !kept(name)).collect(),
     })
 }
@@ -303,5 +320,12 @@ mod tests {
         assert_eq!(group_of(cgroup, "cloche-12").as_deref(), Some("i-6"));
         assert_eq!(group_of(cgroup, "cloche"), None);
         assert_eq!(group_of("0::/cloche", "cloche").as_deref(), Some("."));
+        let inside = "4:memory:/rig9/node1/cloche/i-5\n";
+        assert_eq!(
+            group_of(inside, "rig9/node1/cloche").as_deref(),
+            Some("i-5")
+        );
+        assert_eq!(group_of(inside, "rig9/node1").as_deref(), Some("cloche"));
+        assert_eq!(group_of(inside, "rig9/node"), None);
     }
 }
