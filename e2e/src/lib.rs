@@ -9,7 +9,8 @@
 //!     └─────► dump        what a person needs after a failure
 //!   image, registry       OCI layouts, hostile ones too; a real registry on the loopback
 //!   rig                   a real control plane of Kubernetes, with an ID that nobody else uses
-//!   points, random        where and when to kill; subject: sandboxes that show whether they ran once
+//!   cluster               a whole Cloche on it: its parts as processes of the test
+//!   points, random        where and when to kill; subject, talk: sandboxes and commands that show whether they ran once
 //! ```
 //!
 //! A test is `trial::run(options, async |agent| ...)`: whatever happens in it, the agent's state is dumped on failure, audited
@@ -34,6 +35,7 @@ pub mod registry;
 pub mod rig;
 pub mod session;
 pub mod subject;
+pub mod talk;
 pub mod trial;
 
 pub use agent::{Agent, Options};

@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use cloche_crds::cluster::NAMESPACE;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
 
-use crate::process;
 use crate::rig::ControlPlane;
 
 /// What makes pods: the test runs the programs itself.
@@ -34,25 +32,25 @@ pub(super) async fn install(plane: &ControlPlane, gateway: &str) -> Result<()> {
     }
     let mut objects = rendered(plane).await?;
     objects.push(endpoints(gateway)?);
-    apply(plane, &objects).await
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    plane
+        .apply_with(&["--server-side", "--force-conflicts"], &list.to_string())
+        .await
 }
 
 /// The objects of the chart, without pods and hooks.
 async fn rendered(plane: &ControlPlane) -> Result<Vec<Value>> {
-    let output = process::command(plane.program("helm")?)
-        .args(["template", "cloche"])
-        .arg(chart("cloche"))
-        .args(["--namespace", NAMESPACE, "--no-hooks"])
-        .output()
-        .await
-        .context("run helm template")?;
-    if !output.status.success() {
-        bail!(
-            "helm template: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    let text = String::from_utf8(output.stdout).context("read what helm printed")?;
+    let folder = chart("cloche");
+    let text = plane
+        .helm_text(&[
+            "template",
+            "cloche",
+            &folder.to_string_lossy(),
+            "--namespace",
+            NAMESPACE,
+            "--no-hooks",
+        ])
+        .await?;
     let objects: Vec<Value> =
         serde_saphyr::from_multiple(&text).context("read the chart's objects")?;
     Ok(objects
@@ -82,33 +80,4 @@ fn endpoints(address: &str) -> Result<Value> {
         "ports": [{"name": "https", "port": port}],
         "endpoints": [{"addresses": [ip], "conditions": {"ready": true}}],
     }))
-}
-
-async fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    let mut child = process::command(plane.program("kubectl")?)
-        .envs(plane.variables())
-        .args(["apply", "--server-side", "--force-conflicts", "-f", "-"])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .context("run kubectl apply")?;
-    let mut stdin = child.stdin.take().context("kubectl's input")?;
-    stdin
-        .write_all(list.to_string().as_bytes())
-        .await
-        .context("feed kubectl apply")?;
-    drop(stdin);
-    let output = child
-        .wait_with_output()
-        .await
-        .context("wait for kubectl apply")?;
-    if !output.status.success() {
-        bail!(
-            "kubectl apply: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(())
 }

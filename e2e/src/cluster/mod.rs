@@ -12,33 +12,30 @@ mod install;
 mod kubeconfig;
 mod program;
 
+use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
-use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use cloche_crds::SandboxNode;
 use cloche_crds::cluster::{
     AGENT_ACCOUNT, GATEWAY_ACCOUNT, NAMESPACE, SUBRESOURCES_GROUP, VERSION,
 };
-use cloche_crds::{Sandbox, SandboxNode};
 use futures::FutureExt as _;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, ListParams};
 use tempfile::TempDir;
-use tokio::process::Child;
 
 use crate::agent::{Agent, Options, Place};
 use crate::deadline::until;
-use crate::process::{self, Built};
+use crate::process::Built;
 use crate::rig::ControlPlane;
+pub use crate::rig::condition;
 use crate::trial::words;
 use crate::{audit, dump};
 pub use program::Program;
 
 /// How long the parts may take to find each other.
 const START: Duration = Duration::from_mins(1);
-/// How long sandboxes may take to be gone after the body.
-const REMOVAL: Duration = Duration::from_mins(1);
 /// Where the gateway listens, on the rig's address, which nobody else has.
 const GATEWAY_PORT: u16 = 6444;
 /// Where the agent of node N listens: this + N.
@@ -57,6 +54,15 @@ pub struct Cluster {
     pub agents: Vec<Agent>,
     /// Kubeconfigs and logs.
     root: TempDir,
+}
+
+/// What is asked of its apiserver is asked of the control plane.
+impl Deref for Cluster {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        &self.plane
+    }
 }
 
 impl Cluster {
@@ -165,27 +171,6 @@ impl Cluster {
         .await
     }
 
-    /// Runs `kubectl sandbox` as an administrator, to the end.
-    pub async fn sandbox(&self, arguments: &[&str]) -> Result<Output> {
-        process::command(Built::Cli.path()?)
-            .envs(self.plane.variables())
-            .args(arguments)
-            .output()
-            .await
-            .with_context(|| format!("run kubectl sandbox {}", arguments.join(" ")))
-    }
-
-    /// Starts `kubectl sandbox` as an administrator, its outputs on pipes.
-    pub fn spawn_sandbox(&self, arguments: &[&str]) -> Result<Child> {
-        process::command(Built::Cli.path()?)
-            .envs(self.plane.variables())
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("run kubectl sandbox {}", arguments.join(" ")))
-    }
-
     /// A client with the token of a node's agent.
     pub async fn agent_client(&self, node: &str) -> Result<kube::Client> {
         let path =
@@ -196,65 +181,6 @@ impl Cluster {
     /// A client of an administrator who acts as somebody else.
     pub async fn client_as(&self, user: &str) -> Result<kube::Client> {
         kubeconfig::impersonate(&self.plane.kubeconfig()?, user).await
-    }
-
-    /// Sandboxes of the namespace `default`.
-    pub async fn sandboxes(&self) -> Result<Api<Sandbox>> {
-        Ok(Api::default_namespaced(self.plane.client().await?))
-    }
-
-    /// Applies a manifest by kubectl.
-    pub async fn apply(&self, manifest: &str) -> Result<()> {
-        let file: PathBuf = self.root.path().join("manifest.yaml");
-        std::fs::write(&file, manifest).context("write a manifest")?;
-        self.plane
-            .kubectl_text(&["apply", "-f", &file.to_string_lossy()])
-            .await
-            .map(drop)
-    }
-
-    /// Waits until a sandbox looks as `holds` wants.
-    pub async fn wait(
-        &self,
-        name: &str,
-        patience: Duration,
-        what: &str,
-        holds: impl Fn(&Sandbox) -> bool,
-    ) -> Result<Sandbox> {
-        let api = self.sandboxes().await?;
-        let told = std::cell::RefCell::new(String::new());
-        let waited = until(patience, what, async || {
-            let object = api
-                .get_opt(name)
-                .await
-                .with_context(|| format!("get the sandbox {name}"))?;
-            *told.borrow_mut() = format!("{:?}", object.as_ref().map(|object| &object.status));
-            Ok(object.filter(|object| holds(object)))
-        })
-        .await;
-        waited.with_context(|| format!("the sandbox {name} was last {}", told.borrow()))
-    }
-
-    /// Waits until a sandbox is Ready.
-    pub async fn wait_ready(&self, name: &str) -> Result<Sandbox> {
-        self.wait(name, START, "the sandbox is Ready", |object| {
-            condition(object, "Ready") == Some("True")
-        })
-        .await
-    }
-
-    /// Waits until there is no such sandbox.
-    pub async fn wait_gone(&self, name: &str) -> Result<()> {
-        let api = self.sandboxes().await?;
-        until(
-            REMOVAL,
-            &format!("the sandbox {name} is gone"),
-            async || {
-                let object = api.get_opt(name).await.context("get a sandbox")?;
-                Ok(object.is_none().then_some(()))
-            },
-        )
-        .await
     }
 
     async fn dump(&self) {
@@ -278,15 +204,6 @@ impl Cluster {
         drop((self.operator, self.gateway));
         outcome.and(self.plane.down().await)
     }
-}
-
-/// The status of a condition.
-pub fn condition<'a>(object: &'a Sandbox, kind: &str) -> Option<&'a str> {
-    let conditions = &object.status.as_ref()?.conditions;
-    let found = conditions
-        .iter()
-        .find(|condition| condition.type_ == kind)?;
-    Some(&found.status)
 }
 
 /// Runs `body` on a cluster. After a body that succeeded every sandbox is deleted through the apiserver, and of each node nothing but its
@@ -327,19 +244,7 @@ async fn whole(
                 .context("start an agent again for the audit")?;
         }
     }
-    let sandboxes: Api<Sandbox> = cluster.sandboxes().await?;
-    sandboxes
-        .delete_collection(&DeleteParams::default(), &ListParams::default())
-        .await
-        .context("delete the sandboxes")?;
-    until(REMOVAL, "every sandbox is gone", async || {
-        let list = sandboxes
-            .list_metadata(&ListParams::default())
-            .await
-            .context("list sandboxes")?;
-        Ok(list.items.is_empty().then_some(()))
-    })
-    .await?;
+    cluster.delete_sandboxes().await?;
     for agent in &mut cluster.agents {
         audit::idle(agent)
             .await

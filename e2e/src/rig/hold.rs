@@ -1,4 +1,4 @@
-//! The process that holds a control plane.
+//! The process that holds a rig.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,6 +13,24 @@ use crate::process::{self, Built};
 /// What starts and ends rigs.
 pub(super) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rig/rig");
 
+/// What its nodes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Objects.
+    ControlPlane,
+    /// Kubelets.
+    Cluster,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "control-plane",
+            Self::Cluster => "cluster",
+        }
+    }
+}
+
 /// Owns the end of the pipe that keeps it up.
 #[derive(Debug)]
 pub(super) struct Hold {
@@ -24,13 +42,13 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// Blocks until the control plane serves.
-    pub(super) fn start(nodes: u8) -> Result<Self> {
+    /// Blocks until the control plane serves and the nodes are Ready.
+    pub(super) fn start(mode: Mode, nodes: u8) -> Result<Self> {
         let programs = Built::Rig.path()?;
         let told = tempfile::tempfile().context("make a file for the rig's words")?;
         // In a group of its own: whoever kills the test's group leaves it the time to clear away.
         let mut child = process::in_own_group(SCRIPT)
-            .args(["hold", "control-plane", &nodes.to_string()])
+            .args(["hold", mode.name(), &nodes.to_string()])
             .env("RIG_DIR", programs)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -52,7 +70,7 @@ impl Hold {
         if hold.variables.is_empty() {
             let problem = hold.close().err();
             bail!(
-                "the control plane did not start: {}",
+                "the rig did not start: {}",
                 problem.map_or_else(
                     || "it said nothing".to_owned(),
                     |problem| format!("{problem:#}")

@@ -4,9 +4,11 @@
 //! and also when the test program ends in any other way, even by SIGKILL.
 
 mod hold;
+mod sandboxes;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -17,10 +19,12 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::dump::{section, tail};
-use crate::process;
-use hold::Hold;
+use crate::process::{self, Built};
+use hold::{Hold, Mode};
+pub use sandboxes::condition;
 
-/// etcd, kube-apiserver and kube-controller-manager, and nodes that are objects only: Ready as long as the test does not write otherwise.
+/// etcd, kube-apiserver and kube-controller-manager. Its nodes are objects only, Ready as long as the test does not write otherwise; or real
+/// ones, and then there are a scheduler and names too.
 #[derive(Debug)]
 pub struct ControlPlane {
     hold: Hold,
@@ -29,10 +33,19 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Starts one with `nodes` nodes, `node1` to `nodeN` (9 at most), and waits until it serves: some 4 s.
     pub async fn start(nodes: u8) -> Result<Self> {
+        Self::held(Mode::ControlPlane, nodes).await
+    }
+
+    /// The same with a kubelet and containerd on each node: some 20 s.
+    pub async fn start_with_kubelets(nodes: u8) -> Result<Self> {
+        Self::held(Mode::Cluster, nodes).await
+    }
+
+    async fn held(mode: Mode, nodes: u8) -> Result<Self> {
         // Its start is a process that is read to its end of output.
-        let hold = tokio::task::spawn_blocking(move || Hold::start(nodes))
+        let hold = tokio::task::spawn_blocking(move || Hold::start(mode, nodes))
             .await
-            .context("start a control plane")??;
+            .context("start a rig")??;
         Ok(Self { hold })
     }
 
@@ -94,24 +107,33 @@ impl ControlPlane {
         self.hold.variables()
     }
 
-    /// Runs kubectl to its end, as an administrator.
+    /// Runs kubectl to its end, as an administrator. It finds `kubectl sandbox`.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<Output> {
-        process::command(self.hold.program("kubectl")?)
-            .envs(self.hold.variables())
-            .args(arguments)
-            .output()
-            .await
-            .with_context(|| format!("run kubectl {}", arguments.join(" ")))
+        self.run_program("kubectl", arguments).await
     }
 
     /// The same; what it prints, and an error unless it succeeds.
     pub async fn kubectl_text(&self, arguments: &[&str]) -> Result<String> {
-        let output = self.kubectl(arguments).await?;
-        if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl {}: {}", arguments.join(" "), told.trim());
-        }
-        String::from_utf8(output.stdout).context("read what kubectl printed")
+        text("kubectl", arguments, self.kubectl(arguments).await?)
+    }
+
+    /// Runs helm; what it prints, and an error unless it succeeds.
+    pub async fn helm_text(&self, arguments: &[&str]) -> Result<String> {
+        text(
+            "helm",
+            arguments,
+            self.run_program("helm", arguments).await?,
+        )
+    }
+
+    async fn run_program(&self, name: &str, arguments: &[&str]) -> Result<Output> {
+        process::command(self.hold.program(name)?)
+            .envs(self.hold.variables())
+            .env("PATH", path(Built::Cli.path()?.parent())?)
+            .args(arguments)
+            .output()
+            .await
+            .with_context(|| format!("run {name} {}", arguments.join(" ")))
     }
 
     /// A token of the agent's service account that names a node, as the one that is mounted into its pod there.
@@ -156,6 +178,11 @@ impl ControlPlane {
         self.script(&["restore"]).await
     }
 
+    /// Installs Cloche from the images of its registry, on nodes with kubelets, or puts back what was changed of it; waits until it serves.
+    pub async fn install(&self) -> Result<()> {
+        self.script(&["cloche"]).await
+    }
+
     async fn script(&self, arguments: &[&str]) -> Result<()> {
         let output = process::command(hold::SCRIPT)
             .envs(self.hold.variables())
@@ -163,11 +190,7 @@ impl ControlPlane {
             .output()
             .await
             .with_context(|| format!("run rig {}", arguments.join(" ")))?;
-        if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            bail!("rig {}: {}", arguments.join(" "), told.trim());
-        }
-        Ok(())
+        text("rig", arguments, output).map(drop)
     }
 
     /// Runs the body of a test; whether it fails or panics, the ends of the logs are shown.
@@ -195,4 +218,20 @@ impl ControlPlane {
         }
         eprintln!("{text}==== end");
     }
+}
+
+/// What a program printed, or its failure in its own words.
+fn text(name: &str, arguments: &[&str], output: Output) -> Result<String> {
+    if !output.status.success() {
+        let told = String::from_utf8_lossy(&output.stderr);
+        bail!("{name} {}: {}", arguments.join(" "), told.trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("read what {name} printed"))
+}
+
+/// The PATH with another folder in front.
+fn path(first: Option<&Path>) -> Result<OsString> {
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    let folders = first.map(Path::to_owned).into_iter();
+    std::env::join_paths(folders.chain(std::env::split_paths(&others))).context("make a PATH")
 }

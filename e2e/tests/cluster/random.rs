@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use cloche_e2e::cluster::{self, Cluster};
 use cloche_e2e::deadline::{until, within};
 use cloche_e2e::random::{Random, scaled, seed};
 use cloche_e2e::subject::{Images, ends, stays};
+use cloche_e2e::talk;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -16,8 +17,6 @@ use crate::marked::{LIMIT, drop_want, has_ended, stands, want};
 /// Longest time from one kill to the next, in microseconds: from the midst of a part's start to well after it.
 const SPAN: u64 = 1_500_000;
 const NODES: u8 = 2;
-/// Numbers its lines until it is told to stop.
-const TALK: &str = "n=0; while ! [ -e /stop ]; do echo $n; n=$((n+1)); sleep 0.02; done; exit 5";
 
 /// Whether a sandbox ends by itself.
 type Wanted = BTreeMap<String, bool>;
@@ -90,7 +89,7 @@ async fn random_kills() {
     let whole = cluster::run(NODES, options, async |cluster| {
         want(cluster, "talks", &json!({})).await?;
         cluster.wait_ready("talks").await?;
-        let talk = cluster.spawn_sandbox(&["exec", "talks", "--", "sh", "-c", TALK])?;
+        let client = cluster.spawn_sandbox(&["exec", "talks", "--", "sh", "-c", talk::COMMAND])?;
         let mut random = Random::new(seed);
         let (mut wanted, mut made) = (Wanted::new(), 0);
         for number in 0..kills {
@@ -111,15 +110,15 @@ async fn random_kills() {
         }
         let told = until(LIMIT, "the talking command is told to stop", async || {
             let told = cluster
-                .sandbox(&["exec", "talks", "--", "touch", "/stop"])
+                .sandbox(&["exec", "talks", "--", "touch", talk::STOP])
                 .await?;
             Ok(told.status.success().then_some(()))
         });
         told.await?;
         let ended = within(LIMIT, "the talking command's client ends", async {
-            talk.wait_with_output().await.context("wait for a client")
+            client.wait_with_output().await.context("wait for a client")
         });
-        numbered(&ended.await?)?;
+        talk::whole(&ended.await?)?;
         println!("{made} made, {} wanted at the end", wanted.len());
         Ok(())
     });
@@ -127,27 +126,4 @@ async fn random_kills() {
         .await
         .with_context(|| format!("with CLOCHE_SEED={seed}"))
         .unwrap();
-}
-
-/// The client of [`TALK`] saw each line once and in order, and the command's own code.
-fn numbered(output: &std::process::Output) -> Result<()> {
-    ensure!(
-        output.status.code() == Some(5),
-        "{}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8_lossy(&output.stdout);
-    for (number, line) in text.lines().enumerate() {
-        ensure!(
-            line == number.to_string(),
-            "{line:?} where {number} is next"
-        );
-    }
-    ensure!(
-        text.ends_with('\n'),
-        "it ends with {:?}",
-        text.lines().last()
-    );
-    Ok(())
 }
