@@ -9,7 +9,7 @@
 //!     └─────► dump        what a person needs after a failure
 //!   image, registry       OCI layouts, hostile ones too; a real registry on the loopback
 //!   rig                   a real control plane of Kubernetes, with an ID that nobody else uses
-//!   cluster               a whole Cloche on it: its parts as processes of the test
+//!   cluster, helm         a whole Cloche on it: its parts as processes of the test, or installed on nodes with kubelets
 //!   points, random        where and when to kill; subject, talk: sandboxes and commands that show whether they ran once
 //! ```
 //!
@@ -18,7 +18,7 @@
 //! until a deadline.
 //!
 //! Needs root and what the build makes: `cloche-agent`, `kubectl-sandbox`, `runsc`, `cloche-init`, found in cargo's target
-//! folder or by `CLOCHE_AGENT`, `CLOCHE_CLI`, `CLOCHE_RUNSC`, `CLOCHE_INIT`, `CLOCHE_RIG`. What is missing is an error, never a skipped test.
+//! folder or by `CLOCHE_AGENT`, `CLOCHE_CLI`, `CLOCHE_RUNSC`, `CLOCHE_INIT`, `CLOCHE_RIG`, `CLOCHE_PUSHED`. What is missing is an error, never a skipped test.
 
 pub mod agent;
 pub mod audit;
@@ -26,6 +26,7 @@ pub mod client;
 pub mod cluster;
 pub mod deadline;
 pub mod dump;
+pub mod helm;
 pub mod image;
 pub mod level;
 pub mod points;

@@ -42,8 +42,10 @@ pub enum Built {
     Operator,
     /// `cloche-gateway`.
     Gateway,
-    /// The folder of the rig's programs, for a control plane.
+    /// The folder of the rig's programs.
     Rig,
+    /// The list of the images for a rig's registry.
+    Pushed,
 }
 
 impl Built {
@@ -59,6 +61,7 @@ impl Built {
             Self::Operator => ("CLOCHE_OPERATOR", "debug", "cloche-operator"),
             Self::Gateway => ("CLOCHE_GATEWAY", "debug", "cloche-gateway"),
             Self::Rig => ("CLOCHE_RIG", "", "rig"),
+            Self::Pushed => ("CLOCHE_PUSHED", "artifacts", "registry/pushed"),
         };
         let path = match std::env::var_os(variable) {
             Some(path) => PathBuf::from(path),

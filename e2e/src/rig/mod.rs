@@ -107,6 +107,11 @@ impl ControlPlane {
         self.hold.variables()
     }
 
+    /// Where this machine has what nodes with kubelets have in a folder of their own.
+    pub(crate) fn folder(&self) -> Result<PathBuf> {
+        Ok(PathBuf::from(self.hold.variable("RIG_RUN")?))
+    }
+
     /// Runs kubectl to its end, as an administrator. It finds `kubectl sandbox`.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<Output> {
         self.run_program("kubectl", arguments).await

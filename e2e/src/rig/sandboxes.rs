@@ -3,13 +3,13 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use cloche_crds::Sandbox;
 use kube::api::{Api, DeleteParams, ListParams};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 
-use super::ControlPlane;
+use super::{ControlPlane, text};
 use crate::deadline::until;
 use crate::process::{self, Built};
 
@@ -38,6 +38,16 @@ impl ControlPlane {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("run kubectl sandbox {}", arguments.join(" ")))
+    }
+
+    /// Runs a command in a sandbox by `kubectl sandbox exec`; what it printed, and an error unless it succeeds.
+    pub async fn exec_text(&self, name: &str, argv: &[&str]) -> Result<String> {
+        let arguments = [&["exec", name, "--"], argv].concat();
+        text(
+            "kubectl sandbox",
+            &arguments,
+            self.sandbox(&arguments).await?,
+        )
     }
 
     /// Sandboxes of the namespace `default`.
@@ -71,11 +81,7 @@ impl ControlPlane {
             .wait_with_output()
             .await
             .context("wait for kubectl apply")?;
-        if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl apply: {}", told.trim());
-        }
-        Ok(())
+        text("kubectl", &["apply"], output).map(drop)
     }
 
     /// Waits until a sandbox looks as `holds` wants.

@@ -1,6 +1,6 @@
 //! What these tests have in common.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use cloche_e2e::cluster::Cluster;
 use cloche_e2e::{Options, image};
 use serde_json::{Value, json};
@@ -39,13 +39,5 @@ pub(crate) async fn start(cluster: &Cluster, name: &str, more: &Value) -> Result
 
 /// Runs a Python program in a sandbox by `kubectl sandbox exec`; what it printed.
 pub(crate) async fn python(cluster: &Cluster, name: &str, program: &str) -> Result<String> {
-    let arguments = ["exec", name, "--", "python3", "-c", program];
-    let output = cluster.sandbox(&arguments).await?;
-    ensure!(
-        output.status.success(),
-        "exec in {name}: {}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).context("read what it printed")
+    cluster.exec_text(name, &["python3", "-c", program]).await
 }

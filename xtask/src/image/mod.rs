@@ -9,7 +9,7 @@ mod publish;
 
 use std::path::PathBuf;
 
-pub(crate) use publish::{Options, build_programs, own, push, run, stand_ins};
+pub(crate) use publish::{Options, build_programs, for_tests, own, push, run, stand_ins};
 
 use anyhow::{Context, Result};
 

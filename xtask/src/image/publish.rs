@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::layout::{Layout, MANIFEST, Manifest};
 use super::product::{PRODUCTS, Product};
-use crate::artifact;
+use crate::artifact::{self, Artifacts};
 use crate::command::Command;
 use crate::lane::FEATURES;
 use crate::package;
@@ -32,19 +32,38 @@ pub(crate) struct Named {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut images = stand_ins(workspace)?;
     images.extend(own(workspace)?);
-    for image in &images {
-        let Manifest { digest, .. } = Manifest::read(&image.layout)?;
-        println!(
-            "{}:{} {digest} {}",
-            image.repository,
-            image.tag,
-            image.layout.display()
-        );
-    }
+    print!("{}", list(&images)?);
     match &options.push {
         Some(registry) => push(&images, registry),
         None => Ok(()),
     }
+}
+
+/// The same for tests, which push them to a registry of their own: a file with a line for each. Cargo has built the programs.
+pub(crate) fn for_tests(workspace: &Workspace, artifacts: &Artifacts) -> Result<PathBuf> {
+    package::install(package::PRODUCTS)?;
+    let mut images = stand_ins(workspace)?;
+    images.extend(products(workspace, artifacts)?);
+    let file = folder(workspace)?.join("pushed");
+    std::fs::write(&file, list(&images)?).with_context(|| format!("write {}", file.display()))?;
+    Ok(file)
+}
+
+/// Lines of `REPOSITORY:TAG DIGEST LAYOUT`.
+fn list(images: &[Named]) -> Result<String> {
+    let line = |image: &Named| {
+        let Manifest { digest, .. } = Manifest::read(&image.layout)?;
+        let Named {
+            repository,
+            tag,
+            layout,
+        } = image;
+        Ok(format!(
+            "{repository}:{tag} {digest} {}\n",
+            layout.display()
+        ))
+    };
+    images.iter().map(line).collect()
 }
 
 /// Pushes images to the registry at `HOST:PORT`.
@@ -104,12 +123,16 @@ pub(crate) fn own(workspace: &Workspace) -> Result<Vec<Named>> {
     }
     let artifacts = artifact::build(workspace)?;
     build_programs(workspace)?;
+    products(workspace, &artifacts)
+}
+
+fn products(workspace: &Workspace, artifacts: &Artifacts) -> Result<Vec<Named>> {
     let folder = folder(workspace)?;
     let named = |product: &Product| {
         anyhow::Ok(Named {
             repository: format!("cloche/{}", product.name),
             tag: env!("CARGO_PKG_VERSION"),
-            layout: product.build(workspace, &artifacts, &folder)?,
+            layout: product.build(workspace, artifacts, &folder)?,
         })
     };
     PRODUCTS.iter().map(named).collect()

@@ -6,6 +6,7 @@
 //! | unit | the tests of every crate, the real kernel and runsc among them | root, artifacts |
 //! | api | the CRDs on a real apiserver | root, the rig's control plane |
 //! | cluster | operator, gateway and agents with a real apiserver | root, artifacts, the rig's control plane |
+//! | helm | Cloche installed by helm on a node with a real kubelet | root, artifacts, the rig's cluster |
 //! | node | the end-to-end tests against a real agent | root, artifacts |
 //! | vm | the agent's tests of cgroups again, and a few end-to-end tests, on a virtual machine with cgroup v2 alone | root, artifacts |
 //!
@@ -25,6 +26,7 @@ use clap::ValueEnum;
 
 use crate::artifact::{self, Artifacts};
 use crate::clock::Stopwatch;
+use crate::image;
 use crate::package;
 use crate::rig;
 use crate::workspace::Workspace;
@@ -48,6 +50,8 @@ pub(crate) enum Lane {
     Api,
     /// Operator, gateway and agents with a real apiserver.
     Cluster,
+    /// Cloche installed by helm on a node with a real kubelet.
+    Helm,
     /// The end-to-end tests against a real agent.
     Node,
     /// Tests of cgroups, and of a node, on a virtual machine with cgroup v2.
@@ -61,6 +65,7 @@ impl Lane {
             Self::Unit => "unit",
             Self::Api => "api",
             Self::Cluster => "cluster",
+            Self::Helm => "helm",
             Self::Node => "node",
             Self::Vm => "vm",
         }
@@ -69,7 +74,13 @@ impl Lane {
     /// Far above what it takes: a lane that hangs has to end.
     fn limit(self) -> Duration {
         let minutes = match self {
-            Self::Static | Self::Unit | Self::Api | Self::Cluster | Self::Node | Self::Vm => 30,
+            Self::Static
+            | Self::Unit
+            | Self::Api
+            | Self::Cluster
+            | Self::Helm
+            | Self::Node
+            | Self::Vm => 30,
         };
         Duration::from_mins(minutes)
     }
@@ -161,6 +172,17 @@ fn run_lane(
             environment.push(("CLOCHE_RIG".to_owned(), rig.display().to_string()));
             environment.push(("RUST_TEST_THREADS".to_owned(), AT_ONCE.to_owned()));
             Ok(suites.of_cluster().run(&environment, deadline))
+        }
+        Lane::Helm => {
+            let rig = rig::build(workspace, rig::Mode::Cluster)?;
+            let (artifacts, suites) = made.get(workspace)?;
+            let images = image::for_tests(workspace, artifacts)?;
+            let mut environment = environment(workspace, artifacts);
+            environment.push(("CLOCHE_RIG".to_owned(), rig.display().to_string()));
+            environment.push(("CLOCHE_PUSHED".to_owned(), images.display().to_string()));
+            // They share one rig.
+            environment.push(("RUST_TEST_THREADS".to_owned(), "1".to_owned()));
+            Ok(suites.of_helm().run(&environment, deadline))
         }
         Lane::Node => {
             let (artifacts, suites) = made.get(workspace)?;

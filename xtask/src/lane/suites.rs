@@ -14,9 +14,10 @@ use crate::workspace::Workspace;
 
 /// The crate with the end-to-end tests.
 const END_TO_END: &str = "e2e";
-/// Those of them that have a control plane, and no agent.
+/// Those of them that have a control plane: lanes of their own.
 const API: &str = "e2e test api";
 const CLUSTER: &str = "e2e test cluster";
+const HELM: &str = "e2e test helm";
 
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +65,8 @@ impl Suites {
 
     /// The end-to-end tests with a real agent.
     pub(super) fn of_nodes(&self) -> Self {
-        self.filter(|suite| suite.is_end_to_end() && suite.name != API && suite.name != CLUSTER)
+        let others = [API, CLUSTER, HELM];
+        self.filter(|suite| suite.is_end_to_end() && !others.contains(&&*suite.name))
     }
 
     /// The end-to-end tests with a real apiserver.
@@ -75,6 +77,11 @@ impl Suites {
     /// The end-to-end tests of a whole Cloche.
     pub(super) fn of_cluster(&self) -> Self {
         self.filter(|suite| suite.name == CLUSTER)
+    }
+
+    /// The end-to-end tests of an installed Cloche.
+    pub(super) fn of_helm(&self) -> Self {
+        self.filter(|suite| suite.name == HELM)
     }
 
     fn filter(&self, keep: impl Fn(&Suite) -> bool) -> Self {
