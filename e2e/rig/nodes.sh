@@ -39,6 +39,13 @@ node_up() {
   ((i > 1)) || ip route replace "$RIG_NET.128.0/20" via "$RIG_NET.0.11" # Services, by node 1's kube-proxy
 }
 
+# gvisor: nodes have the handler anyway; containerd looks for its shim when a pod asks for it.
+gvisor() {
+  kubectl apply --filename - >/dev/null <<YAML
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: gvisor}, handler: gvisor}
+YAML
+}
+
 # node_pid N: print the id of the first process inside node N's namespaces.
 node_pid() {
   local outer

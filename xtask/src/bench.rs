@@ -8,8 +8,9 @@ use clap::{Args, ValueEnum};
 
 use crate::artifact;
 use crate::command::Command;
+use crate::image;
 use crate::package;
-use crate::workspace::Workspace;
+use crate::workspace::{Profile, Workspace};
 
 /// What is measured takes about 4 minutes.
 const LIMIT: Duration = Duration::from_mins(20);
@@ -52,19 +53,12 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     package::install(package::NODE)?;
     package::install(package::IMAGES)?;
     let artifacts = artifact::build(workspace)?;
-    println!("xtask: building for release (the first time some minutes)");
-    Command::cargo()
-        .args(["build", "--quiet", "--release", "--bins"])
-        .args(
-            ["cloche-agent", "cloche-cli", "cloche-bench"].map(|name| format!("--package={name}")),
-        )
-        .directory(workspace.root())
-        .limit(Duration::from_hours(1))
-        .run()?;
-    let mut command = Command::new(workspace.released("cloche-bench"))
+    image::build_programs(workspace, Profile::Release)?;
+    let released = |name| workspace.built(Profile::Release, name);
+    let mut command = Command::new(released("cloche-bench"))
         .envs(artifacts.environment())
-        .env("CLOCHE_AGENT", workspace.released("cloche-agent"))
-        .env("CLOCHE_CLI", workspace.released("kubectl-sandbox"))
+        .env("CLOCHE_AGENT", released("cloche-agent"))
+        .env("CLOCHE_CLI", released("kubectl-sandbox"))
         .args(options.names.iter().map(|name| name.as_str()))
         .limit(LIMIT);
     if let Some(file) = &options.json {

@@ -15,6 +15,15 @@ pub(crate) struct Workspace {
     target: PathBuf,
 }
 
+/// How cargo builds Cloche's programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// With debug assertions, and with fault points in the agent: what tests use.
+    Debug,
+    /// As they are released.
+    Release,
+}
+
 #[derive(Deserialize)]
 struct Metadata {
     workspace_root: PathBuf,
@@ -52,10 +61,19 @@ impl Workspace {
 
     /// A program of the debug build.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.target.join("debug").join(name)
+        self.built(Profile::Debug, name)
     }
-    /// A program of the release build.
-    pub(crate) fn released(&self, name: &str) -> PathBuf {
-        self.target.join("release").join(name)
+
+    /// A program that cargo has built.
+    pub(crate) fn built(&self, profile: Profile, name: &str) -> PathBuf {
+        self.programs(profile).join(name)
+    }
+
+    /// Where cargo puts programs.
+    pub(crate) fn programs(&self, profile: Profile) -> PathBuf {
+        self.target.join(match profile {
+            Profile::Debug => "debug",
+            Profile::Release => "release",
+        })
     }
 }

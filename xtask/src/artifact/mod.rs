@@ -3,6 +3,7 @@
 mod elf;
 mod go;
 mod init;
+mod module;
 mod runsc;
 mod stamp;
 
@@ -12,6 +13,7 @@ use anyhow::Result;
 
 pub(crate) use elf::is_static;
 pub(crate) use go::{compiler, go};
+pub(crate) use module::Module;
 pub(crate) use stamp::{Digest, Stamp, hex};
 
 use crate::image;

@@ -2,15 +2,14 @@
 //!
 //! Two things differ from a plain `go build` of the module: the version string is set (a restore compares it, and equal
 //! strings pass, so an unset one protects nothing), and the seccomp programs of the systrap platform are compiled in (the
-//! module ships their table empty). The module's files in Go's cache cannot be replaced by an overlay, so a copy is patched
-//! and takes the module's place.
+//! module ships their table empty).
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 
-use super::go::{self, go};
+use super::go;
+use super::module::Module;
 use super::{Digest, Stamp};
 use crate::command::Command;
 use crate::workspace::Workspace;
@@ -22,14 +21,6 @@ const VERSION_VARIABLE: &str = "gvisor.dev/gvisor/runsc/version.version";
 const TABLE: &str = "runsc/boot/filter/filter_precompiled.go";
 /// A change of this file's recipe that changes the product.
 const RECIPE: &str = "1";
-
-#[derive(Deserialize)]
-struct Download {
-    #[serde(rename = "Version")]
-    version: String,
-    #[serde(rename = "Dir")]
-    directory: PathBuf,
-}
 
 /// Builds it, unless it is there and its inputs are the same.
 pub(super) fn build(workspace: &Workspace) -> Result<PathBuf> {
@@ -50,7 +41,7 @@ pub(super) fn build(workspace: &Workspace) -> Result<PathBuf> {
         .prefix("runsc-")
         .tempdir_in(workspace.artifacts())
         .context("create a directory to build runsc in")?;
-    let module = download(&tool)?;
+    let module = Module::download(&tool, MODULE)?;
     let version = version(&module.version, &sources.digest([]));
     let built = compile(&tool, &module, &version, staging.path())?;
     let told = Command::new(&built).arg("--version").text()?;
@@ -101,39 +92,20 @@ fn version(module: &str, sources: &Digest) -> String {
     format!("{upstream}-cloche-{build}")
 }
 
-/// Fetches the module, if it is not in Go's cache; checked against go.sum.
-fn download(tool: &Path) -> Result<Download> {
-    let text = go(tool)
-        .args(["mod", "download", "-json", MODULE])
-        .text()
-        .context("download gVisor's module")?;
-    serde_json::from_str(&text).context("read the answer of go mod download")
-}
-
-fn compile(tool: &Path, module: &Download, version: &str, staging: &Path) -> Result<PathBuf> {
-    let copy = staging.join("module");
-    Command::new("cp")
-        .args(["--recursive", "--no-preserve=mode", "--"])
-        .args([&module.directory, &copy])
-        .run()?;
-    let modfile = staging.join("go.mod");
-    let pinned = std::fs::read_to_string(tool.join("go.mod")).context("read go.mod")?;
-    let replaced = format!("{pinned}\nreplace {MODULE} => {}\n", copy.display());
-    std::fs::write(&modfile, replaced).context("write go.mod")?;
-    std::fs::copy(tool.join("go.sum"), staging.join("go.sum")).context("copy go.sum")?;
-
-    let modfile = format!("-modfile={}", modfile.display());
-    let table = copy.join(TABLE);
-    let filled = go(tool)
-        .args(["run", &modfile, "./precompile"])
+fn compile(tool: &Path, module: &Module, version: &str, staging: &Path) -> Result<PathBuf> {
+    let copy = module.copy(tool, staging)?;
+    let table = copy.file(TABLE);
+    let filled = copy
+        .go("run")
+        .arg("./precompile")
         .arg(&table)
         .text()
         .context("generate the seccomp programs")?;
     std::fs::write(&table, filled).with_context(|| format!("write {}", table.display()))?;
 
     let built = staging.join("runsc");
-    go(tool)
-        .args(["build", &modfile, "-ldflags"])
+    copy.go("build")
+        .arg("-ldflags")
         .arg(format!("-s -w -X {VERSION_VARIABLE}={version}"))
         .arg("-o")
         .args([built.as_os_str(), PACKAGE.as_ref()])

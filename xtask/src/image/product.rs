@@ -11,7 +11,7 @@ use super::layout::{Image, Layout};
 use super::{PATH, layer};
 use crate::artifact::{Artifacts, Digest, Stamp, is_static};
 use crate::command::Command;
-use crate::workspace::Workspace;
+use crate::workspace::{Profile, Workspace};
 
 const RECIPE: &str = "1";
 /// What TLS connections to registries are checked by.
@@ -21,7 +21,7 @@ const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 pub(super) struct Product {
     /// Its repository below `cloche/`, and its folder.
     pub(super) name: &'static str,
-    /// Programs of cargo's debug build, in `/usr/bin`; the first is the entrypoint.
+    /// Programs that cargo built, in `/usr/bin`; the first is the entrypoint.
     programs: &'static [&'static str],
     /// Other files for `/usr/bin`.
     files: fn(&Artifacts) -> Vec<PathBuf>,
@@ -57,6 +57,7 @@ impl Product {
     pub(super) fn build(
         &self,
         workspace: &Workspace,
+        profile: Profile,
         artifacts: &Artifacts,
         folder: &Path,
     ) -> Result<PathBuf> {
@@ -64,7 +65,7 @@ impl Product {
         let programs: Vec<PathBuf> = self
             .programs
             .iter()
-            .map(|name| workspace.program(name))
+            .map(|name| workspace.built(profile, name))
             .collect();
         let files = (self.files)(artifacts);
         let mut inputs = vec![("recipe", RECIPE.as_bytes().to_vec())];

@@ -11,7 +11,16 @@ use crate::artifact::{self, Artifacts};
 use crate::command::Command;
 use crate::lane::FEATURES;
 use crate::package;
-use crate::workspace::Workspace;
+use crate::workspace::{Profile, Workspace};
+
+/// The packages of the release build: always the same, so that what they depend on is built once. Of cloche-bench nothing is in an image.
+const RELEASED: [&str; 5] = [
+    "cloche-agent",
+    "cloche-bench",
+    "cloche-cli",
+    "cloche-gateway",
+    "cloche-operator",
+];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -31,7 +40,7 @@ pub(crate) struct Named {
 /// Makes them, and says where they are.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut images = stand_ins(workspace)?;
-    images.extend(own(workspace)?);
+    images.extend(own(workspace, Profile::Debug)?);
     print!("{}", list(&images)?);
     match &options.push {
         Some(registry) => push(&images, registry),
@@ -43,7 +52,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 pub(crate) fn for_tests(workspace: &Workspace, artifacts: &Artifacts) -> Result<PathBuf> {
     package::install(package::PRODUCTS)?;
     let mut images = stand_ins(workspace)?;
-    images.extend(products(workspace, artifacts)?);
+    images.extend(products(workspace, Profile::Debug, artifacts)?);
     let file = folder(workspace)?.join("pushed");
     std::fs::write(&file, list(&images)?).with_context(|| format!("write {}", file.display()))?;
     Ok(file)
@@ -117,35 +126,41 @@ pub(crate) fn stand_ins(workspace: &Workspace) -> Result<Vec<Named>> {
 }
 
 /// Those of Cloche's own programs.
-pub(crate) fn own(workspace: &Workspace) -> Result<Vec<Named>> {
+pub(crate) fn own(workspace: &Workspace, profile: Profile) -> Result<Vec<Named>> {
     for packages in [package::NODE, package::IMAGES, package::PRODUCTS] {
         package::install(packages)?;
     }
     let artifacts = artifact::build(workspace)?;
-    build_programs(workspace)?;
-    products(workspace, &artifacts)
+    build_programs(workspace, profile)?;
+    products(workspace, profile, &artifacts)
 }
 
-fn products(workspace: &Workspace, artifacts: &Artifacts) -> Result<Vec<Named>> {
+fn products(workspace: &Workspace, profile: Profile, artifacts: &Artifacts) -> Result<Vec<Named>> {
     let folder = folder(workspace)?;
     let named = |product: &Product| {
         anyhow::Ok(Named {
             repository: format!("cloche/{}", product.name),
             tag: env!("CARGO_PKG_VERSION"),
-            layout: product.build(workspace, artifacts, &folder)?,
+            layout: product.build(workspace, profile, artifacts, &folder)?,
         })
     };
     PRODUCTS.iter().map(named).collect()
 }
 
-/// Cloche's own programs, in cargo's debug build.
-pub(crate) fn build_programs(workspace: &Workspace) -> Result<()> {
+/// Cloche's own programs.
+pub(crate) fn build_programs(workspace: &Workspace, profile: Profile) -> Result<()> {
     eprintln!("xtask: building Cloche's programs (some minutes the first time)");
-    Command::cargo()
-        .args(["build", "--quiet", "--workspace", "--bins", FEATURES])
-        .directory(workspace.root())
-        .limit(std::time::Duration::from_mins(30))
-        .run()
+    let cargo = Command::cargo().args(["build", "--quiet", "--bins"]);
+    match profile {
+        Profile::Debug => cargo.args(["--workspace", FEATURES]),
+        // Not the whole workspace: cloche-init is built in its own way.
+        Profile::Release => cargo
+            .arg("--release")
+            .args(RELEASED.map(|name| format!("--package={name}"))),
+    }
+    .directory(workspace.root())
+    .limit(std::time::Duration::from_hours(1))
+    .run()
 }
 
 impl Named {

@@ -3,6 +3,7 @@
 //! Its programs are built here, from pinned sources; the scripts in `e2e/rig` start and end it. What a person reads goes to
 //! stderr: the stdout of `up` and `env` is for a shell to evaluate.
 
+mod gvisor;
 mod program;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::artifact;
 use crate::command::Command;
 use crate::image;
 use crate::package;
-use crate::workspace::Workspace;
+use crate::workspace::{Profile, Workspace};
 
 /// How long one program may take to build.
 const BUILD: Duration = Duration::from_mins(20);
@@ -40,6 +41,12 @@ pub(crate) struct Up {
     /// Nodes, up to 9.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=9))]
     nodes: u8,
+    /// Cloche's programs as they are released, instead of the debug build with fault points.
+    #[arg(long)]
+    release: bool,
+    /// In a cluster, also gVisor as a runtime of ordinary pods: the `RuntimeClass` gvisor.
+    #[arg(long)]
+    gvisor: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,8 +71,8 @@ pub(crate) fn run(workspace: &Workspace, chore: &Chore) -> Result<ExitCode> {
         bail!("rig: not root; it makes a network bridge");
     }
     match chore {
-        Chore::Up(options) => up(workspace, options)?,
-        Chore::Down => script(workspace, "down").run()?,
+        Chore::Up(options) => print!("{}", up(workspace, options)?),
+        Chore::Down => down(workspace)?,
         Chore::Status => {
             let output = script(workspace, "status").output()?;
             print!("{}", String::from_utf8_lossy(&output.stdout));
@@ -88,35 +95,53 @@ pub(crate) fn build(workspace: &Workspace, mode: Mode) -> Result<PathBuf> {
     Ok(directory(workspace))
 }
 
-fn up(workspace: &Workspace, options: &Up) -> Result<()> {
+/// Starts one; the shell lines to use it.
+fn up(workspace: &Workspace, options: &Up) -> Result<String> {
+    if options.gvisor && options.mode != Mode::Cluster {
+        bail!("rig: --gvisor needs --mode cluster: pods run nowhere else");
+    }
     build(workspace, options.mode)?;
+    if options.gvisor {
+        gvisor::build(workspace)?;
+    }
+    let profile = if options.release {
+        Profile::Release
+    } else {
+        Profile::Debug
+    };
     script(workspace, "up")
         .args([options.mode.as_str(), &options.nodes.to_string()])
         .run()?;
     let lines = script(workspace, "env").text()?;
-    let registry = registry(&lines)?;
+    let registry = variable(&lines, "RIG_REGISTRY")?;
     image::push(&image::stand_ins(workspace)?, registry)?;
     if options.mode == Mode::Cluster {
-        image::push(&image::own(workspace)?, registry)?;
+        image::push(&image::own(workspace, profile)?, registry)?;
+    }
+    if options.gvisor {
+        script(workspace, "gvisor").run()?;
     }
     let artifacts = artifact::build(workspace)?;
-    image::build_programs(workspace)?;
-    let programs = workspace.program("cloche-agent");
-    let folder = |file: &Path| file.parent().map(Path::to_owned).unwrap_or_default();
+    image::build_programs(workspace, profile)?;
+    let folder = artifacts.runsc.parent().map(Path::to_owned);
     script(workspace, "cloche")
-        .arg(folder(&programs))
-        .arg(folder(&artifacts.runsc))
+        .arg(workspace.programs(profile))
+        .arg(folder.unwrap_or_default())
         .run()?;
-    print!("{lines}");
-    Ok(())
+    Ok(lines)
 }
 
-/// The address of the rig's registry, of the lines that point a shell at it.
-fn registry(lines: &str) -> Result<&str> {
+/// Ends it, whatever runs of it.
+fn down(workspace: &Workspace) -> Result<()> {
+    script(workspace, "down").run()
+}
+
+/// A variable of the lines that point a shell at a rig.
+fn variable<'a>(lines: &'a str, name: &str) -> Result<&'a str> {
     lines
         .split_whitespace()
-        .find_map(|word| word.strip_prefix("RIG_REGISTRY="))
-        .context("the rig did not tell where its registry is")
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+        .with_context(|| format!("the rig did not tell its {name}"))
 }
 
 /// Where the rig's programs and logs are.
@@ -135,9 +160,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_registry_is_one_of_the_variables() {
-        let lines = "export RIG_ID=1 RIG_REGISTRY=10.201.0.1:5000\nexport A=b\n";
-        assert_eq!(registry(lines).unwrap(), "10.201.0.1:5000");
-        assert!(registry("export RIG_ID=1\n").is_err());
+    fn variables_are_found_by_their_whole_name() {
+        let lines = "export RIG_ID=1 RIG_REGISTRY=10.201.0.1:5000\nexport RIG=b\n";
+        assert_eq!(variable(lines, "RIG_REGISTRY").unwrap(), "10.201.0.1:5000");
+        assert_eq!(variable(lines, "RIG").unwrap(), "b");
+        assert!(variable("export RIG_ID=1\n", "RIG").is_err());
     }
 }
