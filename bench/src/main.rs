@@ -1,19 +1,22 @@
-//! Measures the real agent beside the same work done raw, by bare calls to runsc, in the same run.
+//! Measures the real agent beside the same work done raw, by bare calls to runsc, and a whole Cloche beside pods, in the same run.
 //!
 //! ```text
 //!   main ──► start, exec, memory ──► figure    samples, goals, table, JSON (pure)
-//!                 │
-//!                 ├──► scene    the agent: manifests in, what its API tells, its pool
-//!                 └──► raw      instances by runsc create and the control socket, in the agent's groups and folders
+//!     │           │
+//!     │           ├──► scene    the agent: manifests in, what its API tells, its pool
+//!     │           └──► raw      instances by runsc create and the control socket, in the agent's groups and folders
+//!     └──► api                  a cluster that is there already, beside pods
 //! ```
 //!
 //! Agent and raw work take turns, so that whatever else the machine does hits both alike. What the raw work makes lies in the
 //! folders and groups of the agent under test: the audit of the end-to-end tests finds what either of them leaves.
 
+mod api;
 mod clock;
 mod exec;
 mod figure;
 mod memory;
+mod pool;
 mod raw;
 mod scene;
 mod start;
@@ -34,7 +37,7 @@ struct Arguments {
     /// What to measure
     #[arg(required = true, value_name = "NAME")]
     names: Vec<Bench>,
-    /// Writes the figures that have a goal to this file
+    /// Writes the figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -44,6 +47,7 @@ enum Bench {
     Start,
     Exec,
     Memory,
+    Api,
 }
 
 fn main() -> ExitCode {
@@ -88,6 +92,7 @@ async fn measure(arguments: &Arguments) -> Result<()> {
                 Bench::Start => start::measure().await?,
                 Bench::Exec => exec::measure().await?,
                 Bench::Memory => memory::measure().await?,
+                Bench::Api => api::measure().await?,
             });
         }
     }

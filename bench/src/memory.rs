@@ -128,7 +128,7 @@ fn of_group(groups: &Groups, id: &str) -> Result<f64> {
 }
 
 /// A line of `/proc/PID/smaps_rollup` (`proc_pid_smaps(5)`), in MiB.
-fn rollup(pid: i32, key: &str) -> Result<f64> {
+pub(crate) fn rollup(pid: i32, key: &str) -> Result<f64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     kibibytes(&text, key)
@@ -151,7 +151,7 @@ fn processor_time(pid: Pid) -> Result<Duration> {
 }
 
 /// Waits until what `look` tells no longer changes: garbage of the start is given back by and by.
-async fn calm(look: impl Fn() -> Result<f64>) -> Result<()> {
+pub(crate) async fn calm(look: impl Fn() -> Result<f64>) -> Result<()> {
     let watch = Stopwatch::start();
     let mut last = look()?;
     while watch.millis() < CALM_LIMIT {

@@ -1,14 +1,11 @@
 //! The agent under test as the measurements see it: manifests in its folder, what its API tells, its pool.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cloche_agent::runsc::urpc::Connection;
-use cloche_agent::runsc::{InstanceName, InstancePaths};
 use cloche_e2e::client::Client;
-use cloche_e2e::deadline::{until, within};
+use cloche_e2e::deadline::within;
 use cloche_e2e::image::busybox;
 use cloche_e2e::level::Seen;
 use cloche_e2e::session::Session;
@@ -19,6 +16,7 @@ use tempfile::TempDir;
 use tonic::Streaming;
 
 use crate::clock::Stopwatch;
+use crate::pool::Pool;
 use crate::raw::Raw;
 
 /// How long anything may take before the measurement has failed.
@@ -51,6 +49,7 @@ pub(crate) fn options(images: &TempDir) -> Options {
 pub(crate) struct Scene<'a> {
     pub(crate) agent: &'a Agent,
     pub(crate) client: Client,
+    pub(crate) pool: Pool,
     events: Streaming<WatchEvent>,
     count: u32,
 }
@@ -64,6 +63,10 @@ impl<'a> Scene<'a> {
         let mut scene = Self {
             agent,
             client,
+            pool: Pool {
+                state: agent.state(),
+                run: agent.run().to_owned(),
+            },
             events: events.into_inner(),
             count: 0,
         };
@@ -190,37 +193,6 @@ impl<'a> Scene<'a> {
         })
         .await
     }
-
-    /// Waits until the pool holds what it should, by `(mebibytes, created, started)`, with no sandbox there.
-    pub(crate) async fn pool(&self, targets: &[(u64, usize, usize)]) -> Result<()> {
-        until(LIMIT, "the pool is filled", async || {
-            let mut held = Vec::new();
-            for id in made(&self.agent.state())? {
-                held.push((id.1, self.is_started(&id.0).await?));
-            }
-            let count =
-                |memory, started| held.iter().filter(|one| **one == (memory, started)).count();
-            let full = targets.iter().all(|(mebibytes, created, started)| {
-                let memory = mebibytes * MIB;
-                count(memory, false) == *created && count(memory, true) == *started
-            });
-            Ok(full.then_some(()))
-        })
-        .await
-    }
-
-    /// Whether the root container of an instance runs: what tells a started instance from a created one.
-    async fn is_started(&self, id: &str) -> Result<bool> {
-        let paths = InstancePaths::new(
-            &self.agent.run().join("i"),
-            InstanceName::try_from(id.to_owned())?,
-        )?;
-        let mut connection = Connection::open(&paths.socket(), LIMIT).await?;
-        let state: u8 = connection
-            .call("containerManager.ContainerRuntimeState", id, &[], LIMIT)
-            .await?;
-        Ok(state == 2)
-    }
 }
 
 /// One started sandbox.
@@ -245,27 +217,6 @@ fn manifest(name: &str, mebibytes: u64) -> String {
         },
     })
     .to_string()
-}
-
-/// Instances that stand, by the agent's records: id and memory of the shape.
-fn made(state: &Path) -> Result<Vec<(String, u64)>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(state.join("instances")).context("list instances")? {
-        let path = entry.context("list instances")?.path();
-        // Gone or half there: not made.
-        let text = std::fs::read(path.join("record.json")).unwrap_or_default();
-        let record: Value = serde_json::from_slice(&text).unwrap_or_default();
-        let record = &record["record"];
-        if record["stage"]["at"] == "made"
-            && let (Some(id), Some(memory)) = (
-                path.file_name().and_then(std::ffi::OsStr::to_str),
-                record["shape"]["memory"].as_u64(),
-            )
-        {
-            found.push((id.to_owned(), memory));
-        }
-    }
-    Ok(found)
 }
 
 /// The machine's load averages.

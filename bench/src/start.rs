@@ -75,7 +75,10 @@ async fn one_by_one(agent: &Agent) -> Result<Vec<Figure>> {
     let mut times: [Times; 3] = Default::default();
     for _ in 0..ROUNDS {
         for ((begin, mebibytes), times) in kinds.iter().zip(&mut times) {
-            scene.pool(&[(STARTED, 1, 2), (CREATED, 1, 0)]).await?;
+            scene
+                .pool
+                .filled(&[(STARTED, 1, 2), (CREATED, 1, 0)])
+                .await?;
             // First: it also gives the pool the moment between an instance's start and its place on the shelf.
             let (running, output) = one_raw(&raw, *begin, *mebibytes).await?;
             times.raw_running.push(running);
@@ -153,7 +156,7 @@ async fn at_once(agent: &Agent) -> Result<Figure> {
     let (mut scene, raw) = Scene::open(agent).await?;
     let (mut measured, mut raw_times) = (Vec::new(), Vec::new());
     for _ in 0..BURSTS {
-        scene.pool(&[(BURST, 0, POOLED)]).await?;
+        scene.pool.filled(&[(BURST, 0, POOLED)]).await?;
         raw_times.push(many_raw(&raw).await?);
         let (names, time) = scene.start_all(MANY, BURST).await?;
         measured.push(time);

@@ -52,7 +52,10 @@ fn line(figure: &Figure) -> [String; HEAD.len()] {
         or_dash(figure.raw.as_ref().map(Samples::least)),
         or_dash(raw),
         or_dash(raw.filter(|raw| *raw > 0.0).map(|raw| median / raw)),
-        or_dash(figure.bound()),
+        match (figure.bound(), figure.bound_of_p95()) {
+            (Some(median), Some(p95)) => format!("{median:.0}, p95 {p95:.0}"),
+            (bound, _) => or_dash(bound),
+        },
         met.to_owned(),
     ]
 }

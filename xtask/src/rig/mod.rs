@@ -49,6 +49,18 @@ pub(crate) struct Up {
     gvisor: bool,
 }
 
+impl Up {
+    /// What sandboxes are measured in, beside pods.
+    pub(crate) fn to_measure() -> Self {
+        Self {
+            mode: Mode::Cluster,
+            nodes: 1,
+            release: true,
+            gvisor: true,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
     /// etcd, kube-apiserver and kube-controller-manager; nodes are objects only.
@@ -96,7 +108,7 @@ pub(crate) fn build(workspace: &Workspace, mode: Mode) -> Result<PathBuf> {
 }
 
 /// Starts one; the shell lines to use it.
-fn up(workspace: &Workspace, options: &Up) -> Result<String> {
+pub(crate) fn up(workspace: &Workspace, options: &Up) -> Result<String> {
     if options.gvisor && options.mode != Mode::Cluster {
         bail!("rig: --gvisor needs --mode cluster: pods run nowhere else");
     }
@@ -132,12 +144,17 @@ fn up(workspace: &Workspace, options: &Up) -> Result<String> {
 }
 
 /// Ends it, whatever runs of it.
-fn down(workspace: &Workspace) -> Result<()> {
+pub(crate) fn down(workspace: &Workspace) -> Result<()> {
     script(workspace, "down").run()
 }
 
+/// Whether something of it runs.
+pub(crate) fn runs(workspace: &Workspace) -> Result<bool> {
+    Ok(script(workspace, "status").output()?.status.success())
+}
+
 /// A variable of the lines that point a shell at a rig.
-fn variable<'a>(lines: &'a str, name: &str) -> Result<&'a str> {
+pub(crate) fn variable<'a>(lines: &'a str, name: &str) -> Result<&'a str> {
     lines
         .split_whitespace()
         .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))

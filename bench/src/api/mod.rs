@@ -1,0 +1,42 @@
+//! A whole Cloche in a cluster, beside ordinary pods of the same cluster: one with runc, one with the `RuntimeClass` gvisor.
+//!
+//! The cluster is a rig with one node that `cargo xtask bench` has started. All is seen from outside, as a client of the apiserver sees
+//! it; only what tells the steps of a start, and the memory of the operator, is looked at on the machine.
+
+mod client;
+mod exec;
+mod memory;
+mod object;
+mod process;
+mod scene;
+mod session;
+mod start;
+mod watched;
+
+use anyhow::{Context as _, Result};
+
+use crate::figure::Figure;
+use scene::Scene;
+
+pub(crate) async fn measure() -> Result<Vec<Figure>> {
+    let mut scene = Scene::open().await.context("find the cluster")?;
+    let mut figures = start::one_by_one(&mut scene)
+        .await
+        .context("measure starts in a cluster")?;
+    figures.extend(
+        exec::measure(&mut scene)
+            .await
+            .context("measure commands in a cluster")?,
+    );
+    figures.extend(
+        start::at_once(&mut scene)
+            .await
+            .context("measure many starts at once in a cluster")?,
+    );
+    figures.extend(
+        memory::measure(&mut scene)
+            .await
+            .context("measure the operator")?,
+    );
+    Ok(figures)
+}
