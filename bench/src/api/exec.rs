@@ -18,11 +18,12 @@ use super::object::Kind;
 use super::scene::Scene;
 use super::session;
 use crate::clock::Stopwatch;
+use crate::exec::succeeded;
 use crate::figure::{Figure, Goal, Samples};
 
 /// Samples, and how many of them are followed by one of what takes longer.
-const ROUNDS: usize = 200;
-const OTHERS_EVERY: usize = 4;
+const ROUNDS: usize = 100;
+const OTHERS_EVERY: usize = 5;
 /// Runs before the first sample: the first ones read the program from disk, and connect the gateway to the agent.
 const WARM: usize = 5;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -193,11 +194,6 @@ async fn by_plugin(sandbox: &str) -> Result<f64> {
     let watch = Stopwatch::start();
     let output = command.output().await.context("run kubectl-sandbox")?;
     let time = watch.millis();
-    ensure!(
-        output.status.success(),
-        "kubectl-sandbox exec ended with {}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
+    succeeded(&output)?;
     Ok(time)
 }

@@ -7,8 +7,8 @@ use super::scene::Scene;
 use crate::figure::{Figure, Goal, Samples};
 
 /// Samples, and how many of them are followed by one of each pod.
-const ROUNDS: usize = 60;
-const PODS_EVERY: usize = 3;
+const ROUNDS: usize = 40;
+const PODS_EVERY: usize = 4;
 /// Samples of many at once.
 const BURSTS: usize = 3;
 /// How many that is: sandboxes, and pods of a kind.
