@@ -128,7 +128,11 @@ impl Core {
                 .map(|(name, _)| Subject::Node(NodeName::clone(name)))
                 .collect(),
             Kind::Lease => nodes
-                .filter(|(_, node)| node.heard.is_some())
+                .filter(|(_, node)| {
+                    node.heard
+                        .as_ref()
+                        .is_some_and(|heard| !heard.mark.is_empty())
+                })
                 .map(|(name, _)| Subject::Node(NodeName::clone(name)))
                 .collect(),
         }
@@ -150,7 +154,11 @@ impl Core {
                 self.node_changed(name, now.run);
             }
             (Kind::Lease, Subject::Node(name)) => {
-                self.index.change_node(name, |node| node.heard = None);
+                self.index.change_node(name, |node| {
+                    if let Some(heard) = &mut node.heard {
+                        heard.mark.clear();
+                    }
+                });
                 self.node_changed(name, now.run);
             }
             (Kind::Sandbox, Subject::Node(_))
@@ -295,6 +303,12 @@ impl Watched for Lease {
         let Some(name) = self.metadata.name.as_deref() else {
             return;
         };
+        // In the namespace there are Leases of others too.
+        let owners = self.metadata.owner_references.as_deref();
+        let mut owners = owners.unwrap_or_default().iter();
+        if !owners.any(|owner| owner.kind == "Node" && owner.name == name) {
+            return;
+        }
         let spec = self.spec.as_ref();
         let mark = spec.map_or_else(String::new, |spec| {
             format!("{:?} {:?}", spec.holder_identity, spec.renew_time)

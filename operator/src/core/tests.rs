@@ -100,8 +100,11 @@ impl World {
     }
 
     fn beat(&mut self, name: &str) {
-        let mut lease = Lease::default();
-        lease.metadata.name = Some(name.to_owned());
+        let mut lease: Lease = serde_json::from_value(json!({"metadata": {
+            "name": name,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": "u"}],
+        }}))
+        .unwrap();
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(format!("{:?}", self.now)),
             ..LeaseSpec::default()
@@ -451,6 +454,28 @@ fn a_silent_agent_ends_nothing() {
         said.contains(&"0/1 nodes: 1 whose agent is not ready".to_owned()),
         "{said:?}"
     );
+}
+
+#[test]
+fn a_lease_that_is_gone_is_no_sign_of_life() {
+    let mut world = World::of(&["a", "b", "c", "d"]);
+    let lease: Lease = serde_json::from_value(json!({"metadata": {"name": "a"}})).unwrap();
+    let silent = |world: &World| world.core.index.node("a").unwrap().judged.silent;
+    world.pass_heard(50, &["b", "c", "d"]);
+    assert!(silent(&world));
+    world.tell(Event::Lease(Change::Gone(Box::new(lease.metadata.clone()))));
+    assert!(silent(&world));
+    // Nor is one of somebody else.
+    world.tell(Event::Lease(Change::Applied(Box::new(lease))));
+    assert!(silent(&world));
+    world.beat("a");
+    assert!(!silent(&world));
+    // An agent that was taken away with all that it made is no agent.
+    world.tell(Event::Lease(Change::Listing));
+    world.tell(Event::Lease(Change::Complete));
+    let offer = world.offer("a", "u").metadata;
+    world.tell(Event::Offer(Change::Gone(Box::new(offer))));
+    assert!(world.core.index.node("a").unwrap().heard.is_none());
 }
 
 #[test]

@@ -119,6 +119,7 @@ impl Index {
             None => self.nodes.entry(name.into()).or_default(),
         };
         change(node);
+        node.forget_agent_that_is_gone();
         if node.is_forgotten() {
             self.nodes.remove(name);
         }

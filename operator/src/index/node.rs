@@ -154,7 +154,7 @@ impl Offer {
 /// When the agent was last heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// What its Lease said then: whoever renewed it, and when by their own clock. Only compared.
+    /// What its Lease said then: whoever renewed it, and when by their own clock. Only compared. Empty where the Lease is gone.
     pub mark: String,
     /// When that was first seen here, since the operator's start.
     pub at: Duration,
@@ -189,6 +189,15 @@ impl Node {
             && self.heard.is_none()
             && self.sandboxes.is_empty()
             && self.count == 0
+    }
+
+    /// An agent whose Lease is gone goes on to be silent; one that offers nothing either, or has no Node, was taken away.
+    pub fn forget_agent_that_is_gone(&mut self) {
+        let heard = self.heard.as_ref();
+        let is_without_lease = heard.is_some_and(|heard| heard.mark.is_empty());
+        if is_without_lease && (self.machine.is_none() || self.offer.is_none()) {
+            self.heard = None;
+        }
     }
 
     /// Counts a sandbox.
