@@ -71,8 +71,10 @@ impl Core {
                 status: None,
             });
         }
-        let silent = node.is_some_and(|node| node.judged.silent);
-        (silent && !seen.unreachable).then_some(Task::Unreachable)
+        // Once: an agent that writes otherwise lives, though its Lease says nothing.
+        let silent = node.filter(|node| node.judged.silent);
+        let news = silent.is_some_and(|node| node.silences != seen.told_silence);
+        (news && !seen.unreachable).then_some(Task::Unreachable)
     }
 
     fn of_unbound(&self, key: &Key, seen: &SandboxSeen, now: Now) -> Option<Task> {
@@ -141,7 +143,8 @@ impl Core {
     fn of_node(&self, name: &NodeName) -> Option<Job> {
         let node = self.index.node(name)?;
         let offer = node.offer.as_ref()?;
-        (node.judged.silent && !offer.unreachable).then(|| Job {
+        let news = node.judged.silent && node.silences != offer.told_silence;
+        (news && !offer.unreachable).then(|| Job {
             subject: Subject::Node(NodeName::clone(name)),
             uid: offer.uid.clone(),
             task: Task::NodeUnreachable,

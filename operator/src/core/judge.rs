@@ -116,7 +116,10 @@ impl Core {
                 tracing::info!(node = name, "its agent is heard again");
             }
         }
-        self.index.change_node(name, |node| node.judged = judged);
+        self.index.change_node(name, |node| {
+            node.judged = judged;
+            node.silences += u32::from(judged.silent && !before.silent);
+        });
         self.room.insert(name.into());
         self.epoch += 1;
         self.look_at_all_on(name);

@@ -210,13 +210,18 @@ impl Core {
         let Some(name) = object.metadata.name.as_deref() else {
             return;
         };
-        let offer = Offer::read(object);
-        let known = self.offer(name);
-        if known.is_some_and(|known| known.uid == offer.uid && known.version > offer.version) {
+        let mut offer = Offer::read(object);
+        let known = self.offer(name).filter(|known| known.uid == offer.uid);
+        if known.is_some_and(|known| known.version > offer.version) {
             return;
         }
-        self.index
-            .change_node(name, |node| node.offer = Some(offer));
+        offer.told_silence = known.map_or(0, |known| known.told_silence);
+        self.index.change_node(name, |node| {
+            if offer.unreachable {
+                offer.told_silence = node.silences;
+            }
+            node.offer = Some(offer);
+        });
         self.mark(Subject::Node(name.into()));
     }
 }

@@ -457,6 +457,35 @@ fn a_silent_agent_ends_nothing() {
 }
 
 #[test]
+fn of_an_agent_that_writes_without_its_lease_silence_is_told_once() {
+    let mut world = World::of(&["a", "b", "c", "d"]);
+    let mut sandbox = world.bound("s", "a", "u", Phase::Running);
+    let running = sandbox.status.clone();
+    let unreachable: cloche_crds::SandboxStatus = serde_json::from_value(json!({
+        "phase": "Running", "nodeName": "a", "nodeUID": "u", "conditions": [{
+            "type": "Ready", "status": "Unknown", "reason": "AgentUnreachable", "message": "",
+            "lastTransitionTime": "2027-01-01T00:00:00Z",
+        }],
+    }))
+    .unwrap();
+    for _ in 0..2 {
+        world.pass_heard(50, &["b", "c", "d"]);
+        let tasks = world.tasks();
+        assert!(tasks.contains(&Task::Unreachable), "{tasks:?}");
+        world.core.in_flight.clear();
+        sandbox.status = Some(unreachable.clone());
+        world.apply(&mut sandbox);
+        sandbox.status = running.clone();
+        world.apply(&mut sandbox);
+        world.pass_heard(50, &["b", "c", "d"]);
+        assert!(!world.tasks().contains(&Task::Unreachable));
+        world.core.in_flight.clear();
+        world.beat("a");
+        assert_eq!(world.tasks(), []);
+    }
+}
+
+#[test]
 fn a_lease_that_is_gone_is_no_sign_of_life() {
     let mut world = World::of(&["a", "b", "c", "d"]);
     let lease: Lease = serde_json::from_value(json!({"metadata": {"name": "a"}})).unwrap();

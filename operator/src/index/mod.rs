@@ -69,12 +69,18 @@ impl Index {
         if same_object.is_some_and(|known| known.version > version_of(metadata)) {
             return None;
         }
+        let told_silence = same_object.map_or(0, |known| known.told_silence);
         let same_spec = same_object
             .filter(|known| metadata.generation == Some(known.generation))
             .map(|known| known.asks.clone());
         let shapes = &mut self.shapes;
-        let seen = SandboxSeen::read(object, same_spec.as_ref(), |shape| shapes.intern(shape));
+        let mut seen = SandboxSeen::read(object, same_spec.as_ref(), |shape| shapes.intern(shape));
         drop(same_spec);
+        let node = seen.bound.as_ref().and_then(|bound| self.node(&bound.node));
+        seen.told_silence = match node {
+            Some(node) if seen.unreachable => node.silences,
+            Some(_) | None => told_silence,
+        };
         Some(self.change(key, move |index, key| {
             if seen.bound.is_some() {
                 index.assumed.remove(key);

@@ -121,6 +121,8 @@ pub struct Offer {
     pub ready: bool,
     /// Whether it is already told that the agent is not heard.
     pub unreachable: bool,
+    /// In which of its silences that was last told.
+    pub told_silence: u32,
     /// What all sandboxes may request together.
     pub budget: Amount,
     /// What each takes of the memory beside its request.
@@ -142,6 +144,7 @@ impl Offer {
             node_uid: object.spec.node_uid.as_str().into(),
             ready: ready && status.endpoint.is_some(),
             unreachable: says_unreachable(&status.conditions),
+            told_silence: 0,
             budget: Amount {
                 cpu: offered.cpu.millicores().unwrap_or_default(),
                 memory: offered.memory.bytes().unwrap_or_default(),
@@ -173,6 +176,8 @@ pub struct Node {
     pub not_ready_since: Option<Duration>,
     /// What it was last judged to be.
     pub judged: Judgement,
+    /// How often its agent became silent.
+    pub silences: u32,
     /// Sandboxes that are bound to it.
     pub sandboxes: HashSet<Key>,
     /// What those that have not ended, and those that are about to be bound, request together, without overheads.

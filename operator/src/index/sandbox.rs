@@ -69,6 +69,8 @@ pub struct SandboxSeen {
     pub ended: bool,
     /// Whether it is already told that its agent is not heard.
     pub unreachable: bool,
+    /// In which of its node's silences that was last told.
+    pub told_silence: u32,
     /// Of its status, if it has one and as long as it is unbound: the binding is written over it.
     pub unbound_status: Option<Box<Unbound>>,
 }
@@ -135,6 +137,7 @@ impl SandboxSeen {
             asks,
             ended: status.is_some_and(ended),
             unreachable: status.is_some_and(is_unreachable),
+            told_silence: 0,
             unbound_status: match &bound {
                 Some(_) => None,
                 None => status.map(|status| {

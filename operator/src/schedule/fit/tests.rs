@@ -31,6 +31,7 @@ fn node() -> Node {
             node_uid: "u".into(),
             ready: true,
             unreachable: false,
+            told_silence: 0,
             budget: amount(4000, 8 * GIB),
             overhead: Bytes(64 << 20),
         }),
