@@ -47,18 +47,29 @@ fn of_status(status: &Status) -> Class {
     match status.code {
         404 | 410 => Class::Gone,
         409 => Class::Conflict,
-        422 if is_failed_test(status) => Class::Conflict,
         400 | 405 | 415 => Class::Bug,
-        422 => Class::Invalid,
+        422 => of_invalid(status),
         // Also 403: a role that is missing may come, and a namespace that is being deleted goes.
         _ => Class::Transient,
     }
 }
 
-/// A JSON patch one of whose tests failed. The apiserver tells it as an invalid object, but names no field of one.
-fn is_failed_test(status: &Status) -> bool {
-    let causes = status.details.as_ref().map(|details| &details.causes);
-    causes.is_none_or(|causes| causes.iter().all(|cause| cause.field.is_empty()))
+/// The schema names a field. A JSON patch one of whose tests failed is told as an invalid object too, without a cause that is anybody's
+/// but the apiserver's. The rest are policies and webhooks of others, which may change their minds.
+fn of_invalid(status: &Status) -> Class {
+    let causes = status.details.as_ref();
+    let causes = causes.map_or(&[][..], |details| &details.causes);
+    if causes.iter().any(|cause| !cause.field.is_empty()) {
+        return Class::Invalid;
+    }
+    let of_apiserver = causes
+        .iter()
+        .all(|cause| cause.reason == "UnexpectedServerResponse");
+    if of_apiserver && !status.message.starts_with("admission webhook") {
+        Class::Conflict
+    } else {
+        Class::Transient
+    }
 }
 
 /// How long to wait before the attempt after this many failures. Spread by `seed`, so that objects that failed together do not come back
@@ -117,6 +128,8 @@ mod tests {
                 status(422, &[("FieldValueInvalid", "status.nodeName")]),
                 Class::Invalid,
             ),
+            (status(422, &[]), Class::Conflict),
+            (status(422, &[("", "")]), Class::Transient),
             (status(400, &[]), Class::Bug),
             (status(403, &[]), Class::Transient),
             (status(429, &[]), Class::Transient),
