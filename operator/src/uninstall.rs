@@ -10,13 +10,16 @@ use std::time::Duration;
 
 use cloche_crds::cluster::{CA_CONFIG_MAP, CA_SECRET, SUBRESOURCES_GROUP, VERSION};
 use cloche_crds::{Sandbox, SandboxNode};
-use futures::TryStreamExt;
+use futures::StreamExt as _;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Api, DeleteParams, ListParams, PartialObjectMeta};
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, ResourceExt};
+
+use crate::told::chain;
 
 /// Sandboxes that a message names.
 const NAMED: usize = 5;
@@ -58,9 +61,11 @@ pub enum UninstallError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// The sandboxes could not be followed.
-    #[error("watch sandboxes")]
-    Watch(#[source] Box<watcher::Error>),
+    /// It is not known what exists.
+    #[error(
+        "the sandboxes could not be listed in {0} s: look at the apiserver, then uninstall again"
+    )]
+    Unlisted(u64),
     /// There are sandboxes, and they are not to be deleted.
     #[error(
         "there are {count} sandboxes ({some}): delete them first, or uninstall with uninstall.sandboxes=Delete"
@@ -146,6 +151,7 @@ async fn end_sandboxes(client: Client, patience: Duration) -> Result<(), Uninsta
     let mut left = BTreeMap::new();
     match tokio::time::timeout(patience, follow(&client, &mut left)).await {
         Ok(done) => done,
+        Err(_) if left.is_empty() => Err(UninstallError::Unlisted(patience.as_secs())),
         Err(_) => Err(UninstallError::Left {
             count: left.len(),
             some: some(left.into_values()),
@@ -159,42 +165,56 @@ async fn follow(
     left: &mut BTreeMap<String, String>,
 ) -> Result<(), UninstallError> {
     let sandboxes: Api<PartialObjectMeta<Sandbox>> = Api::all(client.clone());
-    let events = watcher::watcher(sandboxes, watcher::Config::default());
+    let events = watcher::watcher(sandboxes, watcher::Config::default()).default_backoff();
     let mut events = std::pin::pin!(events);
     let mut listed = BTreeMap::new();
     let mut known = false;
     loop {
-        let event = events
-            .try_next()
-            .await
-            .map_err(|source| UninstallError::Watch(Box::new(source)))?;
+        let Some(event) = events.next().await else {
+            // A watch goes on for ever; without one nothing more is known until the patience is over.
+            return std::future::pending().await;
+        };
+        let event = match event {
+            Ok(event) => event,
+            Err(error) if is_without_kind(&error) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot watch sandboxes; trying again"
+                );
+                continue;
+            }
+        };
         match event {
-            Some(Event::Init) => {
+            Event::Init => {
                 listed.clear();
                 known = false;
             }
-            Some(Event::InitApply(object)) => {
+            Event::InitApply(object) => {
                 listed.insert(object.uid().unwrap_or_default(), full_name(&object));
                 end(client, &object).await?;
             }
-            Some(Event::InitDone) => {
+            Event::InitDone => {
                 *left = std::mem::take(&mut listed);
                 known = true;
             }
-            Some(Event::Apply(object)) => {
+            Event::Apply(object) => {
                 left.insert(object.uid().unwrap_or_default(), full_name(&object));
                 end(client, &object).await?;
             }
-            Some(Event::Delete(object)) => {
+            Event::Delete(object) => {
                 left.remove(&object.uid().unwrap_or_default());
             }
-            // A watcher goes on for ever; one that does not can tell nothing more.
-            None => known = true,
         }
         if known && left.is_empty() {
             return Ok(());
         }
     }
+}
+
+/// Whether there is nothing to watch: the CRDs are gone, and every sandbox with them.
+fn is_without_kind(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 async fn end(client: &Client, object: &PartialObjectMeta<Sandbox>) -> Result<(), UninstallError> {
@@ -257,6 +277,16 @@ fn some(names: impl IntoIterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_crds_there_is_nothing_to_end() {
+        let failed = |code| {
+            let status = kube::core::Status::failure("", "").with_code(code);
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+        };
+        assert!(is_without_kind(&failed(404)));
+        assert!(!is_without_kind(&failed(403)));
+    }
 
     #[test]
     fn a_few_are_named() {
