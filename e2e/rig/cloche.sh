@@ -51,7 +51,7 @@ YAML
   start gateway "$programs/cloche-gateway" --kubeconfig "$place/gateway" --listen "$RIG_NET.0.1:6444"
   for ((i = 1; i <= $(<"$RIG_RUN/nodes"); i++)); do
     account cloche-agent "node$i" --bound-object-kind Pod --bound-object-name "cloche-agent-node$i"
-    start "agent$i" "$programs/cloche-agent" node --node-name "node$i" --kubeconfig "$place/node$i" \
+    start "agent$i" "$programs/cloche-agent" node --node-name "node$i" --reservation app=cloche-reservation --kubeconfig "$place/node$i" \
       --listen "$RIG_NET.0.1:$((7443 + i))" --state "$place/state$i" --run "/run/cloche-rig-$RIG_ID-$i" --cgroup-parent "rig$RIG_ID-cloche$i" \
       --runsc "$artifacts/runsc" --init "$artifacts/cloche-init" --images "$artifacts/images" --memory-budget 4Gi
   done

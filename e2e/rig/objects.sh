@@ -1,8 +1,9 @@
 # Sourced by rig: what stands for nodes where no kubelet runs.
 # shellcheck shell=bash
 
-# objects NODES: Node objects node1 to nodeN, Ready, and on each a pod of the agent's service account, so that a token that is
-# bound to it (kubectl create token cloche-agent --bound-object-kind Pod ...) names the node, as that of a real agent does.
+# objects NODES: Node objects node1 to nodeN, Ready, and on each two pods: one of the agent's service account, so that a token that is
+# bound to it (kubectl create token cloche-agent --bound-object-kind Pod ...) names the node, as that of a real agent does; and one that
+# stands for the reservation of what sandboxes may request.
 objects() {
   local i pods=()
   {
@@ -10,11 +11,12 @@ objects() {
     echo '---'
     echo '{apiVersion: v1, kind: ServiceAccount, metadata: {name: cloche-agent, namespace: cloche-system}}'
     for ((i = 1; i <= $1; i++)); do node_object "$i"; done
-    for ((i = 1; i <= $1; i++)); do agent_pod "$i"; done
+    for ((i = 1; i <= $1; i++)); do pod agent "$i"; done
+    for ((i = 1; i <= $1; i++)); do pod reservation "$i"; done
   } | kubectl apply --filename - >/dev/null
   # Admission gives it to every new node.
   kubectl taint nodes --all node.kubernetes.io/not-ready- &>/dev/null || true
-  for ((i = 1; i <= $1; i++)); do pods+=("cloche-agent-node$i"); done
+  for ((i = 1; i <= $1; i++)); do pods+=("cloche-agent-node$i" "cloche-reservation-node$i"); done
   kubectl --namespace cloche-system patch pods "${pods[@]}" --subresource status >/dev/null --patch '{"status":
     {"phase": "Running", "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "'"$(now)"'"}]}}'
   say "node objects"
@@ -44,18 +46,18 @@ status:
 YAML
 }
 
-# No time to end in: without a kubelet a pod that is given some is never gone.
-agent_pod() {
+# pod WHAT NODE. No time to end in: without a kubelet a pod that is given some is never gone.
+pod() {
   cat <<YAML
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: cloche-agent-node$1, namespace: cloche-system, labels: {app: cloche-agent}}
+metadata: {name: cloche-$1-node$2, namespace: cloche-system, labels: {app: cloche-$1}}
 spec:
-  nodeName: node$1
+  nodeName: node$2
   serviceAccountName: cloche-agent
   terminationGracePeriodSeconds: 0
-  containers: [{name: agent, image: cloche-agent}]
+  containers: [{name: $1, image: cloche-agent}]
 YAML
 }
 

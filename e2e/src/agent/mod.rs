@@ -143,6 +143,8 @@ impl Agent {
                 kubeconfig,
             } => command
                 .args(["node", "--node-name", name, "--listen", listen])
+                // The pod that the rig has for it.
+                .args(["--reservation", "app=cloche-reservation"])
                 .arg("--kubeconfig")
                 .arg(kubeconfig),
         };

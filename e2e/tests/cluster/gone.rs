@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cloche_crds::{Phase, Reason};
+use cloche_crds::cluster::NAMESPACE;
+use cloche_crds::{Phase, Reason, SandboxNode};
 use cloche_e2e::cluster::{self, Cluster, condition};
 use cloche_e2e::deadline::until;
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::api::{Api, DeleteParams};
 use serde_json::json;
 
@@ -113,6 +114,40 @@ async fn namespaces_go() {
         namespace_gone(cluster, "unbound").await?;
         cluster.agents[0].restart().await?;
         namespace_gone(cluster, "bound").await
+    })
+    .await
+    .unwrap();
+}
+
+/// The pod that holds a node's budget is evicted: what runs there goes on, and nothing new comes.
+#[tokio::test]
+async fn a_node_without_its_reservation_is_drained() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        scene::start(cluster, "stays", &json!({})).await?;
+        let client = cluster.plane.client().await?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        let name = "cloche-reservation-node1";
+        pods.delete(name, &DeleteParams::default()).await?;
+        let nodes: Api<SandboxNode> = Api::all(client);
+        until(LIMIT, "the node says that it is not reserved", async || {
+            let node = nodes.get("node1").await.context("get the sandbox node")?;
+            let conditions = node.status.unwrap_or_default().conditions;
+            let told = conditions.iter().any(|condition| {
+                (condition.status.as_str(), condition.reason.as_str()) == ("False", "NotReserved")
+            });
+            Ok(told.then_some(()))
+        })
+        .await?;
+        let new = scene::manifest("default", "new", &json!({}));
+        cluster.apply(&new).await?;
+        cluster
+            .wait("new", LIMIT, "it waits for a node", |object| {
+                condition(object, "Scheduled") == Some("False")
+            })
+            .await?;
+        let told = scene::python(cluster, "stays", "print('here')").await?;
+        ensure!(told == "here\n", "{told:?}");
+        Ok(())
     })
     .await
     .unwrap();

@@ -118,6 +118,12 @@ async fn other_objects(one: &Client) -> Result<()> {
     ensure!(code(maps.list(&ListParams::default()).await)? == 403);
     let pods: Api<Pod> = Api::all(one.clone());
     ensure!(code(pods.list(&ListParams::default()).await)? == 403);
+    // Of those of Cloche itself it looks for the one that holds its node's budget.
+    let ours: Api<Pod> = Api::namespaced(one.clone(), NAMESPACE);
+    ensure!(code(ours.list(&ListParams::default()).await)? == 200);
+    let reservation = "cloche-reservation-node1";
+    let deleted = ours.delete(reservation, &DeleteParams::default()).await;
+    ensure!(code(deleted)? == 403);
     let requests: Api<CertificateSigningRequest> = Api::all(one.clone());
     let gateway: CertificateSigningRequest = serde_json::from_value(json!({
         "metadata": {"generateName": "forged-"},
