@@ -89,16 +89,26 @@ impl Core {
         }
         self.turn = !self.turn;
         let first = if self.turn {
-            self.next_placed(now)
+            self.next_in_turn(now)
         } else {
             None
         };
         // Who was looked at may wait again.
         let job = first
             .or_else(|| self.next_looked_at(now))
-            .or_else(|| self.next_placed(now))?;
+            .or_else(|| self.next_in_turn(now))?;
         self.in_flight.insert(job.subject.clone());
         Some(job)
+    }
+
+    /// Of those that wait. Not before all of them have been asked whether they fit where there is room: who is asked first would always
+    /// have it, whoever's turn it is.
+    fn next_in_turn(&mut self, now: Now) -> Option<Job> {
+        if self.room.is_empty() {
+            self.next_placed(now)
+        } else {
+            None
+        }
     }
 
     /// What came of a job.

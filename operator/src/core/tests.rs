@@ -113,6 +113,10 @@ impl World {
     }
 
     fn sandbox(&mut self, name: &str, cpu: &str) -> Sandbox {
+        self.sandbox_in("default", name, cpu)
+    }
+
+    fn sandbox_in(&mut self, namespace: &str, name: &str, cpu: &str) -> Sandbox {
         let limits = ResourceList {
             cpu: Some(cpu.into()),
             memory: Some("64Mi".into()),
@@ -128,7 +132,7 @@ impl World {
                 ..SandboxSpec::default()
             },
         );
-        sandbox.metadata.namespace = Some("default".to_owned());
+        sandbox.metadata.namespace = Some(namespace.to_owned());
         sandbox.metadata.uid = Some(format!("uid-{name}"));
         sandbox.metadata.generation = Some(1);
         self.apply(&mut sandbox);
@@ -356,6 +360,35 @@ fn parked_shapes_are_asked_without_a_pause() {
         1,
         "{bound:?}"
     );
+}
+
+#[test]
+fn a_namespace_with_many_shapes_does_not_take_the_turns_of_others() {
+    let mut world = World::of(&["a"]);
+    for name in ["1", "2", "3", "4"] {
+        world.bound(name, "a", "u", Phase::Running);
+    }
+    // More than are asked at once, all before that of the other by their order.
+    for index in 0..600 {
+        world.sandbox_in("many", &index.to_string(), &format!("{}m", 1000 + index));
+    }
+    world.sandbox_in("few", "one", "2");
+    while let Some(job) = world.job() {
+        world.core.in_flight.remove(&job.subject);
+    }
+    for name in ["1", "2", "3", "4"] {
+        let gone = world.sandbox(name, "1");
+        world.tell(Event::Sandbox(Change::Gone(Box::new(gone.metadata))));
+    }
+    let now = world.now();
+    let mut bound = Vec::new();
+    while world.core.next_tick(now) == now.run {
+        bound.extend(world.jobs());
+    }
+    bound.retain(|job| said(job) == "a");
+    let is_few =
+        |job: &Job| matches!(&job.subject, Subject::Sandbox(key) if &*key.namespace == "few");
+    assert!(bound.iter().any(is_few), "{bound:?}");
 }
 
 #[test]
