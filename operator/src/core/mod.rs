@@ -56,9 +56,10 @@ pub struct Core {
     /// Objects that the apiserver refused to change, by the version that it refused.
     refused: HashMap<Subject, u64>,
     verdicts: HashMap<Arc<Shape>, Verdict>,
-    /// Nodes on which there may be room for those that wait, and how far they have been asked.
+    /// Nodes on which there may be room for those that wait.
     room: BTreeSet<NodeName>,
-    asked: Option<Arc<Shape>>,
+    /// The one for which they are being asked, and who was asked last.
+    asking: Option<(NodeName, Option<Arc<Shape>>)>,
     /// Counts what could change a verdict.
     epoch: u64,
     brake: bool,
@@ -104,10 +105,10 @@ impl Core {
     /// Of those that wait. Not before all of them have been asked whether they fit where there is room: who is asked first would always
     /// have it, whoever's turn it is.
     fn next_in_turn(&mut self, now: Now) -> Option<Job> {
-        if self.room.is_empty() {
-            self.next_placed(now)
-        } else {
+        if self.is_asking() {
             None
+        } else {
+            self.next_placed(now)
         }
     }
 
@@ -213,7 +214,7 @@ impl Core {
     pub fn next_tick(&self, now: Now) -> Duration {
         const TICK: Duration = Duration::from_secs(1);
         // Whether there is room for those that wait is asked in parts, so that other work goes on in between.
-        if self.active && self.is_synced() && !self.room.is_empty() {
+        if self.active && self.is_synced() && self.is_asking() {
             return now.run;
         }
         let retry = self.later.peek().map(|Reverse((at, _))| *at);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Core;
 use crate::clock::Now;
+use crate::index::node::NodeName;
 use crate::index::shape::Shape;
 use crate::job::{Job, Subject};
 use crate::schedule::fit::{Tally, best, fit};
@@ -64,23 +65,33 @@ impl Core {
     /// Whether parked shapes fit on nodes that changed.
     pub(super) fn make_room_known(&mut self) {
         let mut asked = 0;
-        while let Some(name) = self.room.first() {
-            let Some(shape) = self.queue.parked_after(self.asked.as_ref()) else {
-                self.room.pop_first();
-                self.asked = None;
+        // A node that changes meanwhile is in `room` again, and all are asked once more.
+        while let Some((name, last)) = self.next_asking() {
+            let Some(shape) = self.queue.parked_after(last.as_ref()).map(Arc::clone) else {
                 continue;
             };
             if asked == MOST_ASKED {
+                self.asking = Some((name, last));
                 return;
             }
             asked += 1;
-            let shape = Arc::clone(shape);
-            let node = self.index.node(name);
+            let node = self.index.node(&name);
             if node.is_some_and(|node| fit(&shape, node).is_ok()) {
                 self.queue.unpark(&shape);
             }
-            self.asked = Some(shape);
+            self.asking = Some((name, Some(shape)));
         }
+    }
+
+    /// For which node to ask, and after whom.
+    fn next_asking(&mut self) -> Option<(NodeName, Option<Arc<Shape>>)> {
+        let begun = self.asking.take();
+        begun.or_else(|| Some((self.room.pop_first()?, None)))
+    }
+
+    /// Whether some have to be asked.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asking.is_some() || !self.room.is_empty()
     }
 
     /// What is told changes with the set of reasons, at most once in [`TELL_EVERY`]; numbers alone change nothing.

@@ -363,6 +363,34 @@ fn parked_shapes_are_asked_without_a_pause() {
 }
 
 #[test]
+fn a_node_with_room_is_asked_of_all_also_while_others_are() {
+    let mut world = World::of(&["a", "b"]);
+    for (name, node) in [("1", "a"), ("2", "b")] {
+        world.bound(name, node, "u", Phase::Running);
+    }
+    for index in 0..600 {
+        world.sandbox(&format!("s{index}"), &format!("{}m", 3500 + index));
+    }
+    while let Some(job) = world.job() {
+        world.core.in_flight.remove(&job.subject);
+    }
+    // Nobody fits on b, which is as it was; of those for a, the first by name, the first fit.
+    world.core.room.insert("b".into());
+    let now = world.now();
+    assert_eq!(world.job(), None);
+    assert!(world.core.asking.is_some());
+    let gone = world.sandbox("1", "1").metadata;
+    world.tell(Event::Sandbox(Change::Gone(Box::new(gone))));
+    while world.core.next_tick(now) == now.run {
+        if let Some(job) = world.job() {
+            assert_eq!(said(&job), "a");
+            return;
+        }
+    }
+    panic!("nothing was placed");
+}
+
+#[test]
 fn a_namespace_with_many_shapes_does_not_take_the_turns_of_others() {
     let mut world = World::of(&["a"]);
     for name in ["1", "2", "3", "4"] {
