@@ -26,7 +26,7 @@ pub use node::Node;
 /// Nodes of the rig.
 const NODES: u8 = 1;
 /// How long an agent may take to come or to go.
-const AGENT: Duration = Duration::from_mins(1);
+const AGENT: Duration = Duration::from_mins(2);
 /// The agents' pods.
 const AGENTS: &str = "--selector=app.kubernetes.io/component=agent";
 
