@@ -86,21 +86,28 @@ fn run(arguments: &Arguments) -> Result<()> {
 async fn measure(arguments: &Arguments) -> Result<()> {
     let mut figures: Vec<Figure> = Vec::new();
     let before = scene::load()?;
-    for bench in Bench::value_variants() {
-        if arguments.names.contains(bench) {
-            figures.extend(match bench {
-                Bench::Start => start::measure().await?,
-                Bench::Exec => exec::measure().await?,
-                Bench::Memory => memory::measure().await?,
-                Bench::Api => api::measure().await?,
-            });
-        }
-    }
+    let measured = all(arguments, &mut figures).await;
+    // Whatever came to an end is worth to be seen.
     print!("{}", figure::table(&figures));
     println!("load: {before} before, {} after", scene::load()?);
+    measured?;
     if let Some(path) = &arguments.json {
         std::fs::write(path, figure::json(&figures)?)
             .with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+async fn all(arguments: &Arguments, figures: &mut Vec<Figure>) -> Result<()> {
+    for bench in Bench::value_variants() {
+        if arguments.names.contains(bench) {
+            match bench {
+                Bench::Start => figures.extend(start::measure().await?),
+                Bench::Exec => figures.extend(exec::measure().await?),
+                Bench::Memory => figures.extend(memory::measure().await?),
+                Bench::Api => api::measure(figures).await?,
+            }
+        }
     }
     Ok(())
 }

@@ -18,25 +18,16 @@ use anyhow::{Context as _, Result};
 use crate::figure::Figure;
 use scene::Scene;
 
-pub(crate) async fn measure() -> Result<Vec<Figure>> {
+/// Adds to `figures`; what was measured before a failure stays.
+pub(crate) async fn measure(figures: &mut Vec<Figure>) -> Result<()> {
     let mut scene = Scene::open().await.context("find the cluster")?;
-    let mut figures = start::one_by_one(&mut scene)
-        .await
-        .context("measure starts in a cluster")?;
-    figures.extend(
-        exec::measure(&mut scene)
-            .await
-            .context("measure commands in a cluster")?,
-    );
-    figures.extend(
-        start::at_once(&mut scene)
-            .await
-            .context("measure many starts at once in a cluster")?,
-    );
-    figures.extend(
-        memory::measure(&mut scene)
-            .await
-            .context("measure the operator")?,
-    );
-    Ok(figures)
+    let starts = start::one_by_one(&mut scene).await;
+    figures.extend(starts.context("measure starts in a cluster")?);
+    let commands = exec::measure(&mut scene).await;
+    figures.extend(commands.context("measure commands in a cluster")?);
+    let many = start::at_once(&mut scene).await;
+    figures.extend(many.context("measure many starts at once in a cluster")?);
+    let operator = memory::measure(&mut scene).await;
+    figures.extend(operator.context("measure the operator")?);
+    Ok(())
 }
