@@ -31,10 +31,11 @@ const COMMAND: [&str; 3] = [
 /// Memory of the default pool's shape, in mebibytes.
 pub(super) const MEBIBYTES: u64 = 512;
 
-/// An object of a kind. Requests are small, so that many fit; nothing is in a pod that could be left out.
+/// An object of a kind. Requests are so small that the 50 fit into the budget of the rig, with what is added for each sentry; nothing is in a
+/// pod that could be left out.
 pub(super) fn manifest(kind: Kind, name: &str) -> Value {
     let resources = json!({
-        "requests": {"cpu": "20m", "memory": "64Mi"},
+        "requests": {"cpu": "20m", "memory": "32Mi"},
         "limits": {"cpu": "1", "memory": format!("{MEBIBYTES}Mi")},
     });
     let (image, command) = (IMAGE, COMMAND);
