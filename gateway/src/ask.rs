@@ -40,6 +40,8 @@ pub(crate) struct AskLog {
     pub(crate) tail_bytes: u64,
     /// One stream; `None`: both, in the order in which they come.
     pub(crate) stream: Option<Stream>,
+    /// Where stdout and stderr go on; `None`: as `tail_bytes` says.
+    pub(crate) offsets: [Option<u64>; 2],
 }
 
 /// Reads the query of `exec`.
@@ -122,6 +124,8 @@ pub(crate) fn log(query: &str) -> Result<AskLog, Refusal> {
             "commandId" => ask.command_id = value,
             "follow" => ask.follow = is_true(&key, &value)?,
             "tailBytes" => ask.tail_bytes = number(&key, &value)?,
+            "stdoutOffset" => ask.offsets[0] = Some(number(&key, &value)?),
+            "stderrOffset" => ask.offsets[1] = Some(number(&key, &value)?),
             "stream" => {
                 ask.stream = match value.as_str() {
                     "" => None,
@@ -338,12 +342,14 @@ mod tests {
 
     #[test]
     fn logs() {
-        let ask = log("commandId=build&follow=true&tailBytes=10&stream=stderr").unwrap();
+        let ask =
+            log("commandId=build&follow=true&tailBytes=10&stream=stderr&stderrOffset=7").unwrap();
         let wanted = AskLog {
             command_id: "build".into(),
             follow: true,
             tail_bytes: 10,
             stream: Some(Stream::Stderr),
+            offsets: [None, Some(7)],
         };
         assert_eq!(ask, wanted);
         assert_eq!(log("").unwrap(), AskLog::default());

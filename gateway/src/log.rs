@@ -40,6 +40,8 @@ pub(crate) async fn read(agents: &Agents, place: &Place, ask: &AskLog) -> Result
         follow: ask.follow,
         tail_bytes: ask.tail_bytes,
         uid: place.uid.clone(),
+        stdout_offset: ask.offsets[0],
+        stderr_offset: ask.offsets[1],
     };
     match connection.client.log(request).await {
         Ok(replies) => Ok(Reading {
@@ -83,7 +85,7 @@ enum Incomplete {
     Refused(Refusal),
 }
 
-/// The bytes of `reading`, to the output's end. What the agent sends again after its restart is dropped.
+/// The bytes of `reading`, to the output's end. After a break it goes on where it was.
 pub(crate) fn body(
     reading: Reading,
     agents: Agents,
@@ -155,8 +157,6 @@ impl Log {
             match reading.replies.message().await {
                 Ok(reply) => {
                     self.outage = None;
-                    // After a break everything is asked for again: what was seen is dropped by its offset.
-                    self.ask.tail_bytes = 0;
                     return Ok(reply);
                 }
                 Err(status) if is_broken(&status) => {
@@ -172,6 +172,8 @@ impl Log {
     async fn again(&mut self) -> Result<(), Incomplete> {
         let outage = self.outage.get_or_insert_with(Outage::begin);
         let is_too_long = outage.is_too_long();
+        // What was not seen yet begins as it would have then.
+        self.ask.offsets = self.state.offsets();
         tokio::time::sleep(outage.pause()).await;
         match read(&self.agents, &self.place, &self.ask).await {
             Ok(reading) => self.reading = Some(reading),

@@ -108,15 +108,18 @@ pub(super) async fn log(
     } else {
         Until::Now
     };
-    let from = |stream| {
+    let from = |stream, asked: Option<u64>| {
         let (head, end) = session.kept(stream);
-        if request.tail_bytes == 0 {
-            head
-        } else {
-            head.max(end.saturating_sub(request.tail_bytes))
+        match (asked, request.tail_bytes) {
+            (Some(offset), _) => offset,
+            (None, 0) => head,
+            (None, tail) => head.max(end.saturating_sub(tail)),
         }
     };
-    let offsets = [from(Stream::Stdout), from(Stream::Stderr)];
+    let offsets = [
+        from(Stream::Stdout, request.stdout_offset),
+        from(Stream::Stderr, request.stderr_offset),
+    ];
     let (sender, receiver) = channel();
     let cancel = node.cancel.clone();
     tokio::spawn(async move {

@@ -23,13 +23,17 @@ async fn copy(backend: &Backend, args: &Log, sink: &Sink) -> Result<(), Error> {
     let mut state = State::reader(args.tail_bytes.is_some());
     let mut outage: Option<Outage> = None;
     let mut reached = false;
-    let mut tail = args.tail_bytes.unwrap_or(0);
+    let mut begun = false;
     let operation = format!("read the log of sandbox {}", args.name);
     loop {
+        // After a break it goes on where it was; what was not seen yet begins as it would have then.
+        let [stdout, stderr] = state.offsets();
         let request = LogRequest {
             command_id: args.command_id.clone().unwrap_or_default(),
             follow: args.follow,
-            tail_bytes: tail,
+            tail_bytes: args.tail_bytes.unwrap_or(0),
+            stdout_offset: stdout.filter(|_| begun),
+            stderr_offset: stderr.filter(|_| begun),
             ..LogRequest::default()
         };
         let broken = match backend.log(&args.name, request).await {
@@ -42,8 +46,7 @@ async fn copy(backend: &Backend, args: &Log, sink: &Sink) -> Result<(), Error> {
                     Err(failure) => break failure,
                 };
                 outage = None;
-                // Sent again from the beginning after a break: what was seen is dropped by its offset.
-                tail = 0;
+                begun = true;
                 let received = state.receive(reply).map_err(|message| Error::Wrong {
                     operation: operation.clone(),
                     message,

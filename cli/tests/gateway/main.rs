@@ -401,7 +401,7 @@ fn logs() {
         gateway.paths(),
         [
             format!("{ROOT}/log?follow=true"),
-            format!("{ROOT}/log?follow=true"),
+            format!("{ROOT}/log?follow=true&stdoutOffset=4&stderrOffset=0"),
             format!("{ROOT}/log?commandId=one&tailBytes=4"),
         ]
     );

@@ -274,6 +274,8 @@ async fn a_log_that_is_followed_goes_on_after_a_restart() {
         cat.say(stdin(3, b"two", true)).await;
         let rest = body.collect().await.unwrap().to_bytes();
         assert_eq!(rest, "two");
+        let again = stage.agent.node.logs.lock().unwrap().pop().unwrap();
+        assert_eq!((again.stdout_offset, again.stderr_offset), (Some(3), None));
     })
     .await;
 }

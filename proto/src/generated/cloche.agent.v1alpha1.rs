@@ -256,6 +256,11 @@ pub struct LogRequest {
     /// As in Open.
     #[prost(string, tag = "5")]
     pub uid: ::prost::alloc::string::String,
+    /// Where a reader that comes back goes on; what is no longer kept from there on is told as a gap. Absent: as `tail_bytes` says.
+    #[prost(uint64, optional, tag = "6")]
+    pub stdout_offset: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "7")]
+    pub stderr_offset: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -126,6 +126,11 @@ impl State {
         }
     }
 
+    /// Where stdout and stderr go on; nothing of one that begins wherever it begins.
+    pub fn offsets(&self) -> [Option<u64>; 2] {
+        [self.stdout.next(), self.stderr.next()]
+    }
+
     /// The first request of a new connection.
     pub fn open(&mut self) -> SessionRequest {
         self.connection = Connection::Opening;
@@ -136,8 +141,8 @@ impl State {
             open.kill_on_detach_ms = 0;
         }
         self.asked += u32::from(open.command.is_some());
-        open.stdout_offset = self.stdout.next();
-        open.stderr_offset = self.stderr.next();
+        open.stdout_offset = self.stdout.next().unwrap_or(0);
+        open.stderr_offset = self.stderr.next().unwrap_or(0);
         ask(Ask::Open(open))
     }
 

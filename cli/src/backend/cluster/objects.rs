@@ -137,6 +137,12 @@ impl Objects {
         if request.tail_bytes > 0 {
             query.push(format!("tailBytes={}", request.tail_bytes));
         }
+        if let Some(offset) = request.stdout_offset {
+            query.push(format!("stdoutOffset={offset}"));
+        }
+        if let Some(offset) = request.stderr_offset {
+            query.push(format!("stderrOffset={offset}"));
+        }
         let path = self.subresource(name, "log")?;
         Ok(if query.is_empty() {
             path

@@ -56,6 +56,8 @@ pub(crate) struct Node {
     pub(crate) lazy: bool,
     /// How often commands were begun.
     begun: Mutex<u32>,
+    /// Every log that was asked for.
+    pub(crate) logs: Mutex<Vec<pb::LogRequest>>,
     /// How often `busy` is still to be put off.
     pub(crate) busy: AtomicU64,
 }
@@ -68,6 +70,7 @@ impl Node {
             changed: watch::channel(0).0,
             lazy,
             begun: Mutex::default(),
+            logs: Mutex::default(),
             busy: AtomicU64::new(2),
         }
     }
@@ -361,6 +364,7 @@ impl Agent for Service {
 
     async fn log(&self, request: Request<pb::LogRequest>) -> Result<Response<Replies>, Status> {
         let request = request.into_inner();
+        self.0.logs.lock().unwrap().push(request.clone());
         let id = match request.command_id.as_str() {
             "" => "main",
             id => id,
@@ -368,11 +372,18 @@ impl Agent for Service {
         let Some(command) = self.0.command(id) else {
             return Err(Status::not_found(format!("no command {id}")));
         };
-        let from = |kept: &[u8]| match usize::try_from(request.tail_bytes).unwrap() {
-            0 => 0,
-            tail => kept.len().saturating_sub(tail) as u64,
+        let from = |kept: &[u8], asked: Option<u64>| {
+            let tail = usize::try_from(request.tail_bytes).unwrap();
+            match (asked, tail) {
+                (Some(offset), _) => offset,
+                (None, 0) => 0,
+                (None, tail) => kept.len().saturating_sub(tail) as u64,
+            }
         };
-        let from = [from(&command.stdout), from(&command.stderr)];
+        let from = [
+            from(&command.stdout, request.stdout_offset),
+            from(&command.stderr, request.stderr_offset),
+        ];
         let (sender, receiver) = mpsc::channel(4);
         let (node, id) = (Arc::clone(&self.0), id.to_owned());
         tokio::spawn(async move { output(&node, &id, from, request.follow, &sender).await });
