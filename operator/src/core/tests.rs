@@ -16,6 +16,9 @@ use crate::job::Task;
 use crate::lenient::Lenient;
 use crate::loss::Loss;
 
+mod nodes;
+mod room;
+
 struct World {
     core: Core,
     now: Duration,
@@ -301,125 +304,6 @@ fn an_older_offer_is_no_news() {
 }
 
 #[test]
-fn bindings_that_are_not_seen_yet_count() {
-    let mut world = World::of(&["a", "b"]);
-    for name in ["1", "2", "3"] {
-        world.sandbox(name, "3");
-    }
-    let said: Vec<_> = world.jobs().iter().map(said).collect();
-    assert_eq!(said.len(), 3, "{said:?}");
-    assert!(said.contains(&"a".to_owned()) && said.contains(&"b".to_owned()));
-    assert!(
-        said.contains(&"0/2 nodes: 2 not enough cpu".to_owned()),
-        "{said:?}"
-    );
-}
-
-#[test]
-fn room_that_appears_is_used_at_once() {
-    let mut world = World::of(&["a"]);
-    let mut old = world.bound("old", "a", "u", Phase::Running);
-    let new = world.sandbox("new", "4");
-    let message = "0/1 nodes: 1 not enough cpu";
-    let jobs = world.jobs();
-    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), [message]);
-    world.done(&jobs[0], told(new, message));
-    // A small one is not held up.
-    world.sandbox("small", "1");
-    let jobs = world.jobs();
-    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), ["a"]);
-    let small = world.sandbox("small", "1");
-    world.tell(Event::Sandbox(Change::Gone(Box::new(small.metadata))));
-    assert_eq!(world.jobs(), []);
-    old.status.as_mut().unwrap().phase = Phase::Succeeded;
-    world.apply(&mut old);
-    assert_eq!(world.jobs().iter().map(said).collect::<Vec<_>>(), ["a"]);
-}
-
-#[test]
-fn parked_shapes_are_asked_without_a_pause() {
-    let mut world = World::of(&["a"]);
-    world.bound("full", "a", "u", Phase::Running);
-    // More than are asked at once, each another shape that a full node cannot take.
-    for index in 0..600 {
-        world.sandbox(&index.to_string(), &format!("{}m", 3500 + index));
-    }
-    while let Some(job) = world.job() {
-        world.core.in_flight.remove(&job.subject);
-    }
-    let full = world.sandbox("full", "1");
-    world.tell(Event::Sandbox(Change::Gone(Box::new(full.metadata))));
-    let now = world.now();
-    let mut bound = Vec::new();
-    // Nothing happens and no time passes but what is asked for.
-    while world.core.next_tick(now) == now.run {
-        bound.extend(world.jobs().iter().map(said));
-    }
-    assert_eq!(
-        bound.iter().filter(|node| *node == "a").count(),
-        1,
-        "{bound:?}"
-    );
-}
-
-#[test]
-fn a_node_with_room_is_asked_of_all_also_while_others_are() {
-    let mut world = World::of(&["a", "b"]);
-    for (name, node) in [("1", "a"), ("2", "b")] {
-        world.bound(name, node, "u", Phase::Running);
-    }
-    for index in 0..600 {
-        world.sandbox(&format!("s{index}"), &format!("{}m", 3500 + index));
-    }
-    while let Some(job) = world.job() {
-        world.core.in_flight.remove(&job.subject);
-    }
-    // Nobody fits on b, which is as it was; of those for a, the first by name, the first fit.
-    world.core.room.insert("b".into());
-    let now = world.now();
-    assert_eq!(world.job(), None);
-    assert!(world.core.asking.is_some());
-    let gone = world.sandbox("1", "1").metadata;
-    world.tell(Event::Sandbox(Change::Gone(Box::new(gone))));
-    while world.core.next_tick(now) == now.run {
-        if let Some(job) = world.job() {
-            assert_eq!(said(&job), "a");
-            return;
-        }
-    }
-    panic!("nothing was placed");
-}
-
-#[test]
-fn a_namespace_with_many_shapes_does_not_take_the_turns_of_others() {
-    let mut world = World::of(&["a"]);
-    for name in ["1", "2", "3", "4"] {
-        world.bound(name, "a", "u", Phase::Running);
-    }
-    // More than are asked at once, all before that of the other by their order.
-    for index in 0..600 {
-        world.sandbox_in("many", &index.to_string(), &format!("{}m", 1000 + index));
-    }
-    world.sandbox_in("few", "one", "2");
-    while let Some(job) = world.job() {
-        world.core.in_flight.remove(&job.subject);
-    }
-    for name in ["1", "2", "3", "4"] {
-        let gone = world.sandbox(name, "1");
-        world.tell(Event::Sandbox(Change::Gone(Box::new(gone.metadata))));
-    }
-    let now = world.now();
-    let mut bound = Vec::new();
-    while world.core.next_tick(now) == now.run {
-        bound.extend(world.jobs());
-    }
-    bound.retain(|job| said(job) == "a");
-    let is_few =
-        |job: &Job| matches!(&job.subject, Subject::Sandbox(key) if &*key.namespace == "few");
-    assert!(bound.iter().any(is_few), "{bound:?}");
-}
-
-#[test]
 fn nothing_is_done_by_who_stands_by_or_has_not_seen_all() {
     let mut world = World::of(&["a"]);
     world.core.active = false;
@@ -431,35 +315,6 @@ fn nothing_is_done_by_who_stands_by_or_has_not_seen_all() {
     world.tell(Event::Node(Change::Listing));
     world.node("a", "u", "True");
     assert_eq!(world.jobs(), []);
-}
-
-#[test]
-fn a_failed_binding_is_tried_again_after_a_pause_on_the_same_node() {
-    let mut world = World::of(&["a"]);
-    world.sandbox("s", "1");
-    let jobs = world.jobs();
-    world.done(&jobs[0], Outcome::Failed(Class::Transient));
-    assert_eq!(world.jobs(), []);
-    world.pass(2);
-    assert_eq!(world.jobs().iter().map(said).collect::<Vec<_>>(), ["a"]);
-}
-
-#[test]
-fn a_failed_binding_is_not_tried_again_on_a_node_that_became_unfit() {
-    let mut world = World::of(&["a"]);
-    world.sandbox("s", "1");
-    let jobs = world.jobs();
-    assert_eq!(said(&jobs[0]), "a");
-    world.node("b", "u", "True");
-    world.offer("b", "u");
-    world.beat("b");
-    world.node("a", "u", "False");
-    world.done(&jobs[0], Outcome::Failed(Class::Transient));
-    world.pass(2);
-    // The room that it gives up is known first.
-    let mut jobs = world.jobs();
-    jobs.extend(world.jobs());
-    assert_eq!(jobs.iter().map(said).collect::<Vec<_>>(), ["b"]);
 }
 
 #[test]
@@ -489,152 +344,6 @@ fn nothing_is_kept_of_what_failed_and_is_gone() {
     world.pass(100);
     assert!(world.core.failures.is_empty());
     assert!(world.core.paused.is_empty());
-}
-
-#[test]
-fn a_silent_agent_ends_nothing() {
-    let mut world = World::of(&["a", "b", "c", "d"]);
-    world.bound("s", "a", "u", Phase::Running);
-    world.bound("starting", "a", "u", Phase::Starting);
-    world.bound("ended", "a", "u", Phase::Succeeded);
-    assert_eq!(world.tasks(), []);
-    world.pass_heard(600, &["b", "c", "d"]);
-    let tasks = world.tasks();
-    assert_eq!(tasks.len(), 3, "{tasks:?}");
-    let count = |wanted: &Task| tasks.iter().filter(|task| *task == wanted).count();
-    assert_eq!(
-        (count(&Task::Unreachable), count(&Task::NodeUnreachable)),
-        (2, 1)
-    );
-    // Nothing new goes there.
-    let mut full = World::of(&["a"]);
-    full.pass(41);
-    full.sandbox("s", "1");
-    let said: Vec<_> = full.jobs().iter().map(said).collect();
-    assert!(
-        said.contains(&"0/1 nodes: 1 whose agent is not ready".to_owned()),
-        "{said:?}"
-    );
-}
-
-#[test]
-fn of_an_agent_that_writes_without_its_lease_silence_is_told_once() {
-    let mut world = World::of(&["a", "b", "c", "d"]);
-    let mut sandbox = world.bound("s", "a", "u", Phase::Running);
-    let running = sandbox.status.clone();
-    let unreachable: cloche_crds::SandboxStatus = serde_json::from_value(json!({
-        "phase": "Running", "nodeName": "a", "nodeUID": "u", "conditions": [{
-            "type": "Ready", "status": "Unknown", "reason": "AgentUnreachable", "message": "",
-            "lastTransitionTime": "2027-01-01T00:00:00Z",
-        }],
-    }))
-    .unwrap();
-    for _ in 0..2 {
-        world.pass_heard(50, &["b", "c", "d"]);
-        let tasks = world.tasks();
-        assert!(tasks.contains(&Task::Unreachable), "{tasks:?}");
-        world.core.in_flight.clear();
-        sandbox.status = Some(unreachable.clone());
-        world.apply(&mut sandbox);
-        sandbox.status = running.clone();
-        world.apply(&mut sandbox);
-        world.pass_heard(50, &["b", "c", "d"]);
-        assert!(!world.tasks().contains(&Task::Unreachable));
-        world.core.in_flight.clear();
-        world.beat("a");
-        assert_eq!(world.tasks(), []);
-    }
-}
-
-#[test]
-fn a_lease_that_is_gone_is_no_sign_of_life() {
-    let mut world = World::of(&["a", "b", "c", "d"]);
-    let lease: Lease = serde_json::from_value(json!({"metadata": {"name": "a"}})).unwrap();
-    let silent = |world: &World| world.core.index.node("a").unwrap().judged.silent;
-    world.pass_heard(50, &["b", "c", "d"]);
-    assert!(silent(&world));
-    world.tell(Event::Lease(Change::Gone(Box::new(lease.metadata.clone()))));
-    assert!(silent(&world));
-    // Nor is one of somebody else.
-    world.tell(Event::Lease(Change::Applied(Box::new(lease))));
-    assert!(silent(&world));
-    world.beat("a");
-    assert!(!silent(&world));
-    // An agent that was taken away with all that it made is no agent.
-    world.tell(Event::Lease(Change::Listing));
-    world.tell(Event::Lease(Change::Complete));
-    let offer = world.offer("a", "u").metadata;
-    world.tell(Event::Offer(Change::Gone(Box::new(offer))));
-    assert!(world.core.index.node("a").unwrap().heard.is_none());
-}
-
-#[test]
-fn a_node_that_is_gone_loses_what_ran_there() {
-    let mut world = World::of(&["a", "b"]);
-    world.bound("s", "a", "u", Phase::Running);
-    world.bound("other", "b", "u", Phase::Running);
-    world.node_gone("a");
-    assert_eq!(world.tasks(), [Task::Lose(Loss::Deleted)]);
-    world.node("b", "another", "True");
-    assert_eq!(world.tasks(), [Task::Lose(Loss::Replaced)]);
-}
-
-#[test]
-fn a_node_is_lost_after_five_minutes_not_ready_and_not_while_many_are_silent() {
-    let names = ["a", "b", "c", "d"];
-    let mut world = World::of(&names);
-    world.bound("s", "a", "u", Phase::Running);
-    world.node("a", "u", "Unknown");
-    world.pass_heard(290, &names);
-    assert_eq!(world.tasks(), []);
-    world.pass_heard(20, &names);
-    assert_eq!(world.tasks(), [Task::Lose(Loss::NotReady)]);
-
-    let mut world = World::of(&names);
-    world.bound("s", "a", "u", Phase::Running);
-    world.node("a", "u", "Unknown");
-    world.pass_heard(400, &["c", "d"]);
-    let tasks = world.tasks();
-    assert!(
-        !tasks.iter().any(|task| matches!(task, Task::Lose(_))),
-        "{tasks:?}"
-    );
-}
-
-#[test]
-fn a_node_is_given_its_whole_time_again_when_the_brake_lifts() {
-    let names = ["a", "b", "c", "d"];
-    let mut world = World::of(&names);
-    world.bound("s", "a", "u", Phase::Running);
-    world.node("a", "u", "Unknown");
-    world.pass_heard(400, &["c", "d"]);
-    let is_loss = |task: &Task| matches!(task, Task::Lose(_));
-    assert!(!world.tasks().iter().any(is_loss));
-    world.core.in_flight.clear();
-    // The agents are heard before the kubelets.
-    world.pass_heard(290, &names);
-    assert!(!world.core.brake);
-    let tasks = world.tasks();
-    assert!(!tasks.iter().any(is_loss), "{tasks:?}");
-    world.core.in_flight.clear();
-    world.pass_heard(30, &names);
-    assert_eq!(world.tasks(), [Task::Lose(Loss::NotReady)]);
-}
-
-#[test]
-fn what_could_not_be_watched_was_not_silent() {
-    let mut world = World::of(&["a"]);
-    world.bound("s", "a", "u", Phase::Running);
-    world.node("a", "u", "Unknown");
-    assert_eq!(world.tasks(), []);
-    world.tell(Event::Sight(Kind::Lease, false));
-    world.pass(1000);
-    assert_eq!(world.tasks(), []);
-    world.tell(Event::Sight(Kind::Lease, true));
-    world.pass(39);
-    assert_eq!(world.tasks(), []);
-    world.pass(2);
-    assert!(world.tasks().contains(&Task::Unreachable));
 }
 
 #[test]
@@ -703,28 +412,6 @@ fn what_cannot_be_read_is_told_lost_and_released() {
     world.tell(unread("going", deleting, bound));
     let tasks = world.tasks();
     assert!(matches!(tasks[..], [Task::Release { .. }]), "{tasks:?}");
-}
-
-#[test]
-fn why_not_is_told_again_only_for_other_reasons_and_not_at_once() {
-    let mut world = World::of(&[]);
-    let sandbox = world.sandbox("s", "1");
-    let jobs = world.jobs();
-    assert_eq!(
-        jobs.iter().map(said).collect::<Vec<_>>(),
-        ["0/0 nodes: the cluster has none"]
-    );
-    let message = "0/0 nodes: the cluster has none";
-    world.done(&jobs[0], told(sandbox, message));
-    assert_eq!(world.jobs(), []);
-    world.node("a", "u", "True");
-    world.pass(5);
-    assert_eq!(world.jobs(), []);
-    world.pass(26);
-    assert_eq!(
-        world.jobs().iter().map(said).collect::<Vec<_>>(),
-        ["0/1 nodes: 1 without an agent"]
-    );
 }
 
 #[test]
