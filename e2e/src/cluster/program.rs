@@ -60,6 +60,18 @@ impl Program {
         Ok(())
     }
 
+    /// Starts it again if it has ended by itself, as a kubelet does. An operator ends when its Lease has run out.
+    pub fn revive(&mut self) -> Result<()> {
+        let Some(child) = &mut self.child else {
+            bail!("{} does not run", self.name);
+        };
+        if child.try_wait().context("look at a program")?.is_some() {
+            self.child = None;
+            self.start()?;
+        }
+        Ok(())
+    }
+
     /// SIGKILL, and waits until it is gone.
     pub async fn kill(&mut self) -> Result<()> {
         let mut child = self

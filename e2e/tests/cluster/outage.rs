@@ -37,6 +37,7 @@ async fn limits_hold_and_ends_are_dated_without_an_apiserver() {
         tokio::time::sleep(patience.saturating_sub(gone)).await;
         let back = Timestamp::now();
         cluster.plane.restore().await?;
+        cluster.operator.revive()?;
 
         let oom = end(cluster, "hungry").await?;
         ensure!(oom.reason == Reason::OOMKilled, "{oom:?}");
