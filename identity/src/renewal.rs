@@ -75,7 +75,7 @@ async fn save(store: &Store, credentials: &Credentials) {
 }
 
 async fn renew<F, P>(
-    mut held: Option<Credentials>,
+    kept: Option<Credentials>,
     obtain: impl Fn() -> F,
     published: impl Fn() -> P,
     current: &watch::Sender<Option<Credentials>>,
@@ -83,12 +83,15 @@ async fn renew<F, P>(
     F: Future<Output = Result<Credentials, RequestError>>,
     P: Future<Output = Result<String, RequestError>>,
 {
+    if let Some(kept) = kept {
+        current.send_replace(Some(kept.clone()));
+        // It may be of an installation that is gone: that is not found out a minute late.
+        if !is_outdated(&kept, &published).await {
+            until_due(&kept, &published).await;
+        }
+    }
     let mut pause = FIRST_PAUSE;
     loop {
-        if let Some(credentials) = held.take() {
-            current.send_replace(Some(credentials.clone()));
-            until_due(&credentials, &published).await;
-        }
         match obtain().await {
             Ok(credentials) => {
                 let identity = credentials.identity();
@@ -102,7 +105,8 @@ async fn renew<F, P>(
                     );
                 }
                 pause = FIRST_PAUSE;
-                held = Some(credentials);
+                current.send_replace(Some(credentials.clone()));
+                until_due(&credentials, &published).await;
             }
             Err(error) => {
                 tracing::warn!(
@@ -124,17 +128,29 @@ where
 {
     loop {
         tokio::time::sleep(LOOK).await;
-        if left(held.renew_at(), Timestamp::now()).is_none() {
-            return;
-        }
-        // Without an answer what there is goes on to be used, as it would with one that is the same.
-        if let Ok(ca) = published().await
-            && !held.checks_by(ca.as_bytes())
-        {
-            tracing::info!(identity = %held.identity(), "there is another CA");
+        if is_outdated(held, published).await {
             return;
         }
     }
+}
+
+/// Whether others are to be had: after two thirds of their life, or where peers are checked by something else now.
+async fn is_outdated<P>(held: &Credentials, published: &impl Fn() -> P) -> bool
+where
+    P: Future<Output = Result<String, RequestError>>,
+{
+    if left(held.renew_at(), Timestamp::now()).is_none() {
+        return true;
+    }
+    // Without an answer what there is goes on to be used, as it would with one that is the same.
+    let is_other = match published().await {
+        Ok(ca) => !held.checks_by(ca.as_bytes()),
+        Err(_) => false,
+    };
+    if is_other {
+        tracing::info!(identity = %held.identity(), "there is another CA");
+    }
+    is_other
 }
 
 /// How long until `at`; `None` where that is over.
@@ -203,6 +219,18 @@ mod tests {
         let limit = Duration::from_millis(200);
         assert!(tokio::time::timeout(limit, renewed).await.is_err());
         assert!(current.borrow().is_some());
+
+        // Of a CA that is no more.
+        let held = kept(&store, &Identity::Gateway).await;
+        let asked = AtomicUsize::new(0);
+        let obtain = || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(Ok(credentials(2000, 2100)))
+        };
+        let another = || std::future::ready(Ok("another".to_owned()));
+        let renewed = renew(held, obtain, another, &current);
+        assert!(tokio::time::timeout(limit, renewed).await.is_err());
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
 
         save(&store, &credentials(2000, 2001)).await;
         assert!(kept(&store, &Identity::Gateway).await.is_none());
