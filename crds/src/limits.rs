@@ -38,6 +38,11 @@ pub const MOST_PIDS: i64 = 32_768;
 /// `pids` where there is none.
 pub const DEFAULT_PIDS: i64 = 1024;
 
+/// Most user or group id: one less than 32 bits hold, which means "unchanged" to the kernel.
+pub const MOST_ID: i64 = u32::MAX as i64 - 1;
+/// Most entries of `supplementalGroups`.
+pub const SUPPLEMENTAL_GROUPS: usize = 64;
+
 /// Longest DNS name before the `/` of a label's key, in bytes.
 pub const LABEL_PREFIX: usize = 253;
 /// Most labels in `nodeSelector`.

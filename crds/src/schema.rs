@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 use crate::condition::MAX_MESSAGE;
 use crate::limits::{
     ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_MEMORY, ENV, ENV_NAME, ENV_VALUE, LABEL,
-    LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_MEMORY,
-    MOST_PIDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH, TOLERATIONS,
+    LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_ID,
+    MOST_MEMORY, MOST_PIDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH,
+    SUPPLEMENTAL_GROUPS, TOLERATIONS,
 };
 use crate::node::SandboxNode;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Capability, Sandbox};
 use crate::{image, quantity};
 
 /// A DNS label of RFC 1123, in lower case.
@@ -29,10 +30,12 @@ const LABEL_PATTERN: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 const WORD: usize = 256;
 /// Most conditions.
 const CONDITIONS: usize = 16;
+/// Most capabilities that are told: all that a set of the kernel can hold.
+const CAPABILITIES: usize = 64;
 /// Most runtimes of a node.
 const RUNTIMES: usize = 16;
 /// The fields of a spec that cannot change.
-const FIXED: [&str; 11] = [
+const FIXED: [&str; 12] = [
     "image",
     "imagePullPolicy",
     "command",
@@ -42,6 +45,7 @@ const FIXED: [&str; 11] = [
     "shell",
     "hostname",
     "resources",
+    "securityContext",
     "nodeSelector",
     "tolerations",
 ];
@@ -125,6 +129,7 @@ fn bounds() -> Vec<(&'static str, Value)> {
 
 fn spec() -> Vec<(&'static str, Value)> {
     let path = json!({"maxLength": PATH, "pattern": r"^/[^\x00]*$"});
+    let id = json!({"minimum": 0, "maximum": MOST_ID});
     let seconds = |most: i64| json!({"minimum": 1, "maximum": most});
     let arguments = json!({"maxItems": ARGUMENTS, "x-kubernetes-list-type": "atomic"});
     let argument = json!({"maxLength": ARGUMENT_CHARACTERS, "pattern": r"^[^\x00]*$"});
@@ -188,6 +193,17 @@ fn spec() -> Vec<(&'static str, Value)> {
         (
             "spec.resources.pids",
             json!({"minimum": 1, "maximum": MOST_PIDS}),
+        ),
+        ("spec.securityContext.runAsUser", id.clone()),
+        ("spec.securityContext.runAsGroup", id.clone()),
+        (
+            "spec.securityContext.supplementalGroups",
+            json!({"maxItems": SUPPLEMENTAL_GROUPS, "x-kubernetes-list-type": "atomic"}),
+        ),
+        ("spec.securityContext.supplementalGroups[]", id),
+        (
+            "spec.securityContext.capabilities",
+            json!({"maxItems": Capability::ALL.len(), "x-kubernetes-list-type": "set"}),
         ),
         ("spec.lifecycle.ttlSeconds", seconds(MOST_TTL_SECONDS)),
         (
@@ -267,6 +283,11 @@ fn status() -> Vec<(&'static str, Value)> {
         ("status.effective.workingDir", path.clone()),
         ("status.effective.shell", path),
         ("status.effective.user", word.clone()),
+        (
+            "status.effective.capabilities",
+            json!({"maxItems": CAPABILITIES, "x-kubernetes-list-type": "atomic"}),
+        ),
+        ("status.effective.capabilities[]", word.clone()),
         ("status.termination.reason", word.clone()),
         ("status.termination.failureDomain", word.clone()),
         (

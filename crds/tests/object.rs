@@ -33,6 +33,12 @@ spec:
     requests: {cpu: 250m, memory: 256Mi}
     limits: {cpu: 2, memory: 1Gi}
     pids: 100
+  securityContext:
+    runAsUser: 1000
+    runAsGroup: 2000
+    supplementalGroups: [3000, 3000]
+    allowPrivilegeEscalation: false
+    capabilities: [KILL, CHOWN]
   lifecycle:
     ttlSeconds: 3600
     startTimeoutSeconds: 60

@@ -178,6 +178,14 @@ mod tests {
     }
 
     #[test]
+    fn every_capability_that_can_be_asked_for_is_to_be_had() {
+        for capability in cloche_crds::sandbox::Capability::ALL {
+            let name = format!("CAP_{}", capability.as_str());
+            assert!(CAPABILITIES.contains(&name.as_str()), "{name}");
+        }
+    }
+
+    #[test]
     fn nobody_can_get_net_raw() {
         assert!(!main(&name()).to_string().contains("NET_RAW"));
     }

@@ -1,27 +1,15 @@
 //! What a session runs: the image's word, then the spec's, then the request's. Pure.
 
+use std::collections::BTreeSet;
+
 use cloche_crds::MainCommand;
+use cloche_crds::sandbox::Capability;
 use cloche_proto::frame::{Rlimit, SessionSpec, TerminalSize};
 
 use super::record::{ImageUse, SandboxRecord};
 
 /// PATH where neither image nor spec has one.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Docker's default capabilities without `NET_RAW`, which no session gets: bit numbers of `CAP_*` (linux/capability.h).
-pub const DEFAULT_CAPABILITIES: u64 = 1 << 0 // CHOWN
-    | 1 << 1  // DAC_OVERRIDE
-    | 1 << 3  // FOWNER
-    | 1 << 4  // FSETID
-    | 1 << 5  // KILL
-    | 1 << 6  // SETGID
-    | 1 << 7  // SETUID
-    | 1 << 8  // SETPCAP
-    | 1 << 10 // NET_BIND_SERVICE
-    | 1 << 18 // SYS_CHROOT
-    | 1 << 27 // MKNOD
-    | 1 << 29 // AUDIT_WRITE
-    | 1 << 31; // SETFCAP
 
 /// `RLIMIT_NPROC` of setrlimit(2) on x86-64.
 const RLIMIT_NPROC: u32 = 6;
@@ -109,6 +97,7 @@ pub fn session(
 ) -> Result<SessionSpec, CommandError> {
     check(request)?;
     let spec = &record.spec;
+    let security = &spec.security;
     let home = working_dir(record, image);
     let cwd = if request.cwd.is_empty() {
         home.to_owned()
@@ -131,13 +120,13 @@ pub fn session(
         create_cwd: cwd == home,
         cwd: cwd.into_bytes(),
         user: if request.user.is_empty() {
-            user(image).to_owned()
+            user(record, image)
         } else {
             request.user.clone()
         },
-        extra_groups: Vec::new(),
-        capabilities: DEFAULT_CAPABILITIES,
-        no_new_privileges: false,
+        extra_groups: security.groups.iter().copied().collect(),
+        capabilities: mask(&security.capabilities),
+        no_new_privileges: !security.allow_privilege_escalation,
         rlimits: vec![Rlimit {
             resource: RLIMIT_NPROC,
             soft: u64::from(spec.resources.pids),
@@ -169,13 +158,30 @@ pub fn working_dir<'a>(record: &'a SandboxRecord, image: &'a ImageUse) -> &'a st
     }
 }
 
-/// As whom commands run: `0:0` where the image does not say.
-pub fn user(image: &ImageUse) -> &str {
-    if image.config.user.is_empty() {
-        "0:0"
-    } else {
-        &image.config.user
+/// As whom commands run: the spec's word, else the image's, else `0:0`. A user without a group has that of the image's /etc/passwd.
+pub fn user(record: &SandboxRecord, image: &ImageUse) -> String {
+    let security = &record.spec.security;
+    let of_image = match image.config.user.as_str() {
+        "" => "0:0",
+        user => user,
+    };
+    match (security.user, security.group) {
+        (None, None) => of_image.to_owned(),
+        (Some(user), None) => user.to_string(),
+        (Some(user), Some(group)) => format!("{user}:{group}"),
+        (None, Some(group)) => {
+            let user = of_image.split(':').next().unwrap_or_default();
+            format!("{user}:{group}")
+        }
     }
+}
+
+/// As the kernel writes a set: the bit of each by its number.
+fn mask(capabilities: &BTreeSet<Capability>) -> u64 {
+    let bits = capabilities
+        .iter()
+        .map(|capability| 1 << capability.number());
+    bits.fold(0, std::ops::BitOr::bitor)
 }
 
 fn check(request: &Request) -> Result<(), CommandError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cloche_crds::sandbox::EffectiveResources;
+use cloche_crds::sandbox::{EffectiveResources, Security};
 use cloche_crds::{Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec};
 use jiff::Timestamp;
 
@@ -47,6 +47,7 @@ pub(crate) fn record() -> SandboxRecord {
                 memory_limit: cloche_crds::quantity::Bytes(512 << 20),
                 pids: 1024,
             },
+            security: Security::default(),
             ttl: Some(Duration::from_mins(1)),
             start_timeout: Duration::from_mins(5),
             grace: Duration::from_secs(5),

@@ -102,7 +102,7 @@ fn effective(record: &SandboxRecord) -> EffectiveStatus {
         None => before_image,
         Some(image) => EffectiveStatus {
             working_dir: Some(command::working_dir(record, image).to_owned()),
-            user: Some(command::user(image).to_owned()),
+            user: Some(command::user(record, image)),
             ..before_image
         },
     }

@@ -9,6 +9,7 @@ mod lifecycle;
 mod metadata;
 mod placement;
 mod resources;
+mod security;
 mod update;
 
 use std::fmt;
@@ -69,7 +70,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 21] = [
+pub const RULES: [Rule; 23] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -133,6 +134,14 @@ pub const RULES: [Rule; 21] = [
     Rule {
         name: "pids",
         check: resources::pids,
+    },
+    Rule {
+        name: "ids",
+        check: security::ids,
+    },
+    Rule {
+        name: "capabilities",
+        check: security::capabilities,
     },
     Rule {
         name: "ttl",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Violation;
-use crate::sandbox::{EnvVar, Sandbox, SandboxSpec};
+use crate::sandbox::{EnvVar, Sandbox, SandboxSpec, SecurityContext};
 
 /// Everything in `new` that cannot follow `old`: all of the spec but `lifecycle`.
 ///
@@ -20,6 +20,7 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
         shell,
         hostname,
         resources,
+        security_context,
         lifecycle: _,
         node_selector,
         tolerations,
@@ -35,6 +36,10 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
         ("spec.shell", *shell == new.shell),
         ("spec.hostname", *hostname == new.hostname),
         ("spec.resources", *resources == new.resources),
+        (
+            "spec.securityContext",
+            by_set(security_context.as_ref()) == by_set(new.security_context.as_ref()),
+        ),
         ("spec.nodeSelector", *node_selector == new.node_selector),
         ("spec.tolerations", *tolerations == new.tolerations),
     ]
@@ -57,4 +62,16 @@ fn by_name(env: Option<&Vec<EnvVar>>) -> Option<BTreeMap<&str, &EnvVar>> {
             .map(|variable| (variable.name.as_str(), variable))
             .collect(),
     )
+}
+
+/// And this list as a set.
+fn by_set(context: Option<&SecurityContext>) -> Option<SecurityContext> {
+    let mut context = context.cloned();
+    if let Some(list) = context
+        .as_mut()
+        .and_then(|context| context.capabilities.as_mut())
+    {
+        list.sort_unstable();
+    }
+    context
 }

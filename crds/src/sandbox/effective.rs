@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PullPolicy, ResourceList, Sandbox};
+use super::{PullPolicy, ResourceList, Sandbox, Security, SecurityContext};
 use crate::image::ImageRef;
 use crate::limits::{
     DEFAULT_CPU, DEFAULT_GRACE_SECONDS, DEFAULT_MEMORY, DEFAULT_PIDS, DEFAULT_START_TIMEOUT_SECONDS,
@@ -34,6 +34,9 @@ pub struct Effective {
     pub hostname: String,
     /// What it may use.
     pub resources: EffectiveResources,
+    /// As whom its commands run. Not in records of agents that are older than the field.
+    #[serde(default)]
+    pub security: Security,
     /// How long it may live; `None`: for ever.
     #[serde(rename = "ttlSeconds", with = "optional_seconds")]
     pub ttl: Option<Duration>,
@@ -83,6 +86,7 @@ impl Effective {
             shell: spec.shell.clone(),
             hostname: spec.hostname.clone().unwrap_or(name),
             resources: EffectiveResources::of(sandbox)?,
+            security: security(spec.security_context.as_ref())?,
             ttl: lifecycle
                 .ttl_seconds
                 .map(|seconds| duration("ttlSeconds", seconds))
@@ -113,6 +117,7 @@ impl Effective {
             shell,
             hostname,
             resources,
+            security,
             ttl: _,
             start_timeout: _,
             grace: _,
@@ -125,6 +130,7 @@ impl Effective {
             && *shell == other.shell
             && *hostname == other.hostname
             && *resources == other.resources
+            && *security == other.security
     }
 }
 
@@ -200,6 +206,34 @@ impl EffectiveResources {
                 })?,
         })
     }
+}
+
+fn security(context: Option<&SecurityContext>) -> Result<Security, Violation> {
+    let Some(context) = context else {
+        return Ok(Security::default());
+    };
+    let id = |id: i64| {
+        u32::try_from(id)
+            .map_err(|_| Violation::new("spec.securityContext", format!("{id} is no id")))
+    };
+    let default = Security::default();
+    let capabilities = context.capabilities.as_ref();
+    Ok(Security {
+        user: context.run_as_user.map(id).transpose()?,
+        group: context.run_as_group.map(id).transpose()?,
+        groups: context
+            .supplemental_groups
+            .iter()
+            .flatten()
+            .copied()
+            .map(id)
+            .collect::<Result<_, _>>()?,
+        allow_privilege_escalation: context
+            .allow_privilege_escalation
+            .unwrap_or(default.allow_privilege_escalation),
+        capabilities: capabilities
+            .map_or(default.capabilities, |list| list.iter().copied().collect()),
+    })
 }
 
 fn read<T>(

@@ -4,9 +4,11 @@
 //! the [`Effective`] that they make of it.
 
 mod effective;
+mod security;
 mod status;
 
 pub use effective::{Effective, EffectiveResources, EnvValue, MainCommand};
+pub use security::{Capability, Security, SecurityContext};
 pub use status::{
     EffectiveStatus, ResourceAmounts, ResourcesStatus, RuntimeStatus, SandboxStatus, Termination,
 };
@@ -77,6 +79,9 @@ pub struct SandboxSpec {
     /// What it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
+    /// As whom its commands run, and with which rights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security_context: Option<SecurityContext>,
     /// How long it may take to start, live and end. The only part of the spec that can be changed later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,

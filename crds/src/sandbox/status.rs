@@ -64,9 +64,15 @@ pub struct EffectiveStatus {
     /// What runs string commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell: Option<String>,
-    /// As whom commands run: `uid:gid`.
+    /// As whom commands run: a number or a name of the image's /etc/passwd, and after a `:` perhaps a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// Whether a program can get more rights than the command that starts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_privilege_escalation: Option<bool>,
+    /// The capabilities that root has, and that other users can get.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<Vec<String>>,
     /// What it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourcesStatus>,
@@ -75,12 +81,20 @@ pub struct EffectiveStatus {
 impl EffectiveStatus {
     /// What is known before the image is there.
     pub fn before_image(effective: &Effective) -> Self {
-        let resources = &effective.resources;
+        let (resources, security) = (&effective.resources, &effective.security);
         Self {
             hostname: Some(effective.hostname.clone()),
             working_dir: effective.working_dir.clone(),
             shell: effective.shell.clone(),
             user: None,
+            allow_privilege_escalation: Some(security.allow_privilege_escalation),
+            capabilities: Some(
+                security
+                    .capabilities
+                    .iter()
+                    .map(|capability| capability.as_str().to_owned())
+                    .collect(),
+            ),
             resources: Some(ResourcesStatus {
                 requests: ResourceAmounts {
                     cpu: resources.cpu_request.into(),

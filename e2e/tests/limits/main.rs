@@ -16,6 +16,7 @@ mod journey;
 mod readers;
 mod registries;
 mod scene;
+mod security;
 mod shapes;
 mod shortage;
 mod verdict;

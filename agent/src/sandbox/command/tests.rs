@@ -1,4 +1,4 @@
-use cloche_crds::sandbox::EnvValue;
+use cloche_crds::sandbox::{EnvValue, Security};
 
 use super::*;
 use crate::image::{Digest, ImageConfig};
@@ -142,6 +142,49 @@ fn directories_users_and_shells_fall_back_in_order() {
         (spec.user.as_str(), spec.shell.as_deref()),
         ("7", Some("/bin/zsh"))
     );
+}
+
+#[test]
+fn the_security_context_goes_over_the_image() {
+    let mut record = record();
+    let config = ImageConfig {
+        user: "app:staff".to_owned(),
+        ..ImageConfig::default()
+    };
+    for (of_image, user, group, wanted) in [
+        ("app:staff", None, None, "app:staff"),
+        ("app:staff", Some(7), None, "7"),
+        ("app:staff", Some(7), Some(8), "7:8"),
+        ("app:staff", None, Some(8), "app:8"),
+        ("app", None, Some(8), "app:8"),
+        ("", None, Some(8), "0:8"),
+        ("", None, None, "0:0"),
+        ("", Some(0), None, "0"),
+    ] {
+        let config = ImageConfig {
+            user: of_image.to_owned(),
+            ..config.clone()
+        };
+        (record.spec.security.user, record.spec.security.group) = (user, group);
+        let spec = session(&record, &image(config), &asked(&["true"])).unwrap();
+        assert_eq!(spec.user, wanted);
+        assert!(!spec.no_new_privileges);
+    }
+    record.spec.security = Security {
+        groups: [9, 7].into(),
+        allow_privilege_escalation: false,
+        capabilities: [Capability::Kill, Capability::Chown].into(),
+        ..Security::default()
+    };
+    let spec = session(&record, &image(config.clone()), &asked(&["true"])).unwrap();
+    assert_eq!(
+        (spec.capabilities, spec.no_new_privileges),
+        (0b10_0001, true)
+    );
+    assert_eq!(spec.extra_groups, [7, 9]);
+    record.spec.security.capabilities.clear();
+    let spec = session(&record, &image(config), &asked(&["true"])).unwrap();
+    assert_eq!(spec.capabilities, 0);
 }
 
 #[test]

@@ -1,0 +1,226 @@
+//! As whom commands run and with which rights: `spec.securityContext`, seen from inside.
+
+use anyhow::{Result, ensure};
+use cloche_e2e::image::{Entry, Layer};
+use cloche_e2e::session::shell;
+use cloche_e2e::{Agent, trial};
+use cloche_proto::agent::v1alpha1::Command;
+use serde_json::{Value, json};
+
+use crate::scene::{LIMIT, add, busybox_with, images, manifest, options, output};
+
+/// What a command tells of itself: ids, then inheritable, permitted, effective, bounding and ambient set, then `no_new_privs`.
+const SELF: &str = "echo $(id -u) $(id -g) $(id -G); awk '/^(Cap|NoNew)/ {print $2}' /proc/self/status | tr '\\n' ' '";
+
+/// The five sets and the flag as /proc shows them, in its order.
+fn sets(own: u64, bounding: u64, no_new_privileges: u8) -> String {
+    format!(
+        "{own:016x} {own:016x} {own:016x} {bounding:016x} {:016x} {no_new_privileges}",
+        0
+    )
+}
+
+/// A busybox whose user is `user`, with a setuid `su` and a root that needs no password.
+fn image() -> Result<cloche_e2e::image::Image> {
+    let program = std::fs::read("/bin/busybox")?;
+    let passwd = "root::0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n";
+    let layer = Layer::default()
+        .add("suid", Entry::Folder)?
+        .add_owned("suid/su", Entry::File(program), 0o4755, 0, 0)?
+        .add_owned("etc/passwd", Entry::File(passwd.into()), 0o644, 0, 0)?;
+    busybox_with(vec![layer], |config| config.user = "user".to_owned())
+}
+
+#[tokio::test]
+async fn commands_have_exactly_what_the_security_context_gives() {
+    /// Docker's default capabilities without `NET_RAW`.
+    const ALL: u64 = 0xa804_05fb;
+    const CHOWN_KILL: u64 = 1 | 1 << 5;
+    let folder = images().unwrap();
+    let image = add(folder.path(), "own", &image().unwrap()).unwrap();
+    let cases = [
+        (
+            "absent",
+            Value::Null,
+            "1000 1000 1000 2000",
+            sets(0, ALL, 0),
+        ),
+        ("empty", json!({}), "1000 1000 1000 2000", sets(0, ALL, 0)),
+        ("root", json!({"runAsUser": 0}), "0 0 0", sets(ALL, ALL, 0)),
+        (
+            "own-group",
+            json!({"runAsUser": 1000}),
+            "1000 1000 1000 2000",
+            sets(0, ALL, 0),
+        ),
+        (
+            "stranger",
+            json!({"runAsUser": 4321}),
+            "4321 0 0",
+            sets(0, ALL, 0),
+        ),
+        (
+            "group",
+            json!({"runAsGroup": 77}),
+            "1000 77 77 2000",
+            sets(0, ALL, 0),
+        ),
+        (
+            "groups",
+            json!({"runAsUser": 5, "runAsGroup": 6, "supplementalGroups": [9, 7, 9]}),
+            "5 6 6 7 9",
+            sets(0, ALL, 0),
+        ),
+        (
+            "greatest",
+            json!({"runAsUser": 4_294_967_294_u32, "runAsGroup": 4_294_967_294_u32}),
+            "4294967294 4294967294 4294967294",
+            sets(0, ALL, 0),
+        ),
+        (
+            "none",
+            json!({"runAsUser": 0, "capabilities": []}),
+            "0 0 0",
+            sets(0, 0, 0),
+        ),
+        (
+            "two",
+            json!({"runAsUser": 0, "capabilities": ["KILL", "CHOWN"]}),
+            "0 0 0",
+            sets(CHOWN_KILL, CHOWN_KILL, 0),
+        ),
+        (
+            "user-two",
+            json!({"capabilities": ["KILL", "CHOWN"], "allowPrivilegeEscalation": false}),
+            "1000 1000 1000 2000",
+            sets(0, CHOWN_KILL, 1),
+        ),
+        (
+            "fixed",
+            json!({"runAsUser": 0, "allowPrivilegeEscalation": false}),
+            "0 0 0",
+            sets(ALL, ALL, 1),
+        ),
+    ];
+    trial::run(options(&folder), async |agent| {
+        let mut client = agent.client().await?;
+        for (name, context, ..) in &cases {
+            // Its own command, too, not only those of clients.
+            let spec = json!({
+                "command": ["/bin/sh", "-c", format!("{SELF}; exec sleep 100000")],
+                "securityContext": context,
+            });
+            client.apply(&manifest(name, &image, spec)).await?;
+        }
+        for (name, _, ids, sets) in &cases {
+            agent.wait_running(name, LIMIT).await?;
+            let wanted = format!("{ids}\n{sets}");
+            let got = output(agent, name, SELF).await?;
+            ensure!(
+                got.trim_end() == wanted,
+                "{name}: {got:?} is not {wanted:?}"
+            );
+            let main = agent.kubectl(&["log", name]).await?;
+            let main = String::from_utf8_lossy(&main.stdout).into_owned();
+            ensure!(
+                main.trim_end() == wanted,
+                "{name}: its own: {main:?} is not {wanted:?}"
+            );
+        }
+        told(agent).await?;
+        rights(agent).await
+    })
+    .await
+    .unwrap();
+}
+
+/// The status says what applies.
+async fn told(agent: &Agent) -> Result<()> {
+    let mut client = agent.client().await?;
+    for (name, user, escalates, capabilities) in [
+        ("absent", "user", true, 13),
+        ("group", "user:77", true, 13),
+        ("groups", "5:6", true, 13),
+        ("none", "0", true, 0),
+        ("user-two", "user", false, 2),
+    ] {
+        let object = client.get(name).await?.unwrap_or_default();
+        let effective = &object["status"]["effective"];
+        let told = effective["capabilities"].as_array().map(Vec::len);
+        ensure!(
+            effective["user"] == user
+                && effective["allowPrivilegeEscalation"] == escalates
+                && told == Some(capabilities),
+            "{name}: {effective:#}"
+        );
+    }
+    Ok(())
+}
+
+/// The rights are real: who has a capability can use it, who has not cannot, and setuid gives root only where it may.
+async fn rights(agent: &Agent) -> Result<()> {
+    for (name, user, line, wanted) in [
+        (
+            "root",
+            "",
+            "touch /tmp/a && chown 7 /tmp/a && stat -c %u /tmp/a",
+            "7",
+        ),
+        (
+            "two",
+            "",
+            "touch /tmp/a && chown 7 /tmp/a && stat -c %u /tmp/a",
+            "7",
+        ),
+        (
+            "none",
+            "",
+            "touch /tmp/a && chown 7 /tmp/a 2>/dev/null || echo refused",
+            "refused",
+        ),
+        (
+            "none",
+            "",
+            "cat /home/user/secret 2>/dev/null || echo refused",
+            "refused",
+        ),
+        (
+            "root",
+            "",
+            "echo x > /home/user/x; rm /home/user/x && echo done",
+            "done",
+        ),
+        ("absent", "", "/suid/su root -c 'id -u'", "0"),
+        (
+            "user-two",
+            "",
+            "/suid/su root -c 'id -u' 2>/dev/null || echo refused",
+            "refused",
+        ),
+        // Who may execute commands may choose their user; the bounds stay.
+        (
+            "user-two",
+            "0",
+            "id -u; awk '/^(CapBnd|NoNew)/ {print $2}' /proc/self/status",
+            "0\n0000000000000021\n1",
+        ),
+    ] {
+        if line.contains("secret") {
+            let owned = Command {
+                user: "1000".to_owned(),
+                ..shell("echo x > /home/user/secret; chmod 600 /home/user/secret")
+            };
+            agent.output(name, owned, LIMIT).await?;
+        }
+        let command = Command {
+            user: user.to_owned(),
+            ..shell(line)
+        };
+        let got = agent.output(name, command, LIMIT).await?;
+        ensure!(
+            got.trim_end() == wanted,
+            "{name}: {line}: {got:?} is not {wanted:?}"
+        );
+    }
+    Ok(())
+}
