@@ -1,7 +1,8 @@
 //! Every path, and what it takes to get through to it.
 //!
 //! ```text
-//! certificate of the front proxy? ─► user ─► SubjectAccessReview ─► query ─► Sandbox, its node ─► a place among the streams ─► served
+//! certificate of the front proxy? ─► user ─┬► SubjectAccessReview ─► query ─┬► a place among the streams ─► served
+//!                                          └► Sandbox, its node ────────────┘
 //! ```
 
 use std::sync::Arc;
@@ -156,7 +157,7 @@ async fn command(
     deed: Deed,
     read: fn(&str) -> Result<ask::Ask, Refusal>,
 ) -> Result<Response, Refusal> {
-    authorize(&gateway, &named, &user, deed).await?;
+    let found = find(&gateway, &named, &user, deed).await?;
     let (upgrade, protocol) = choose(upgrade, &Protocol::ALL)?;
     let query = query.unwrap_or_default();
     let asked = match protocol {
@@ -168,7 +169,7 @@ async fn command(
         }
         Protocol::Remote(version) => Some((version, read(&query)?, command_id()?)),
     };
-    let place = find(&gateway, &named, deed).await?;
+    let place = found?;
     let stream = gateway.streams.open(&user.name)?;
     let token = gateway.tracker.token();
     Ok(upgrade.on_upgrade(move |socket: WebSocket| async move {
@@ -202,14 +203,14 @@ async fn read_log(
     upgrade: Upgrade,
 ) -> Result<Response, Refusal> {
     let deed = Deed::Log;
-    authorize(&gateway, &named, &user, deed).await?;
+    let found = find(&gateway, &named, &user, deed).await?;
     let ask = ask::log(&query.unwrap_or_default())?;
     let upgrade = match upgrade {
         Ok(upgrade) => Some(choose(Ok(upgrade), &[Protocol::Session])?.0),
         // No WebSocket: plain bytes.
         Err(_) => None,
     };
-    let place = find(&gateway, &named, deed).await?;
+    let place = found?;
     let stream = gateway.streams.open(&user.name)?;
     let reading = log::read(&gateway.agents, &place, &ask).await?;
     let token = gateway.tracker.token();
@@ -235,26 +236,24 @@ async fn read_log(
     })
 }
 
-async fn authorize(
+/// Whether the user may do that, which is the outer error, and where the sandbox is. Both are asked at once, since each is a round trip;
+/// who may not never learns whether there is such a sandbox.
+async fn find(
     gateway: &Gateway,
     (namespace, name): &(String, String),
     user: &User,
     deed: Deed,
-) -> Result<(), Refusal> {
+) -> Result<Result<Place, Refusal>, Refusal> {
     // Both go into paths of requests to the apiserver, and no object is called otherwise.
     if !is_name(namespace) || !is_name(name) {
         let message = format!("{namespace:?} and {name:?} name no sandbox");
         return Err(Refusal::new(Kind::NotFound, message));
     }
-    gateway.apiserver.check(user, namespace, name, deed).await
-}
-
-async fn find(
-    gateway: &Gateway,
-    (namespace, name): &(String, String),
-    deed: Deed,
-) -> Result<Place, Refusal> {
-    place::find(&gateway.apiserver, namespace, name, deed).await
+    let apiserver = &gateway.apiserver;
+    let allowed = apiserver.check(user, namespace, name, deed);
+    let found = async { Ok(place::find(apiserver, namespace, name, deed).await) };
+    let ((), found) = futures::future::try_join(allowed, found).await?;
+    Ok(found)
 }
 
 /// A DNS subdomain, roughly: nothing that could lead elsewhere in a path.
