@@ -38,6 +38,7 @@ async fn open(
 fn setup() -> Setup {
     Setup {
         hostname: "cloche-test".to_owned(),
+        read_only_root: None,
     }
 }
 

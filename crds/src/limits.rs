@@ -42,6 +42,8 @@ pub const DEFAULT_PIDS: i64 = 1024;
 pub const MOST_ID: i64 = u32::MAX as i64 - 1;
 /// Most entries of `supplementalGroups`.
 pub const SUPPLEMENTAL_GROUPS: usize = 64;
+/// Most entries of `writablePaths`.
+pub const WRITABLE_PATHS: usize = 32;
 
 /// Longest DNS name before the `/` of a label's key, in bytes.
 pub const LABEL_PREFIX: usize = 253;

@@ -18,7 +18,7 @@ use crate::limits::{
     ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_MEMORY, ENV, ENV_NAME, ENV_VALUE, LABEL,
     LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_ID,
     MOST_MEMORY, MOST_PIDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH,
-    SUPPLEMENTAL_GROUPS, TOLERATIONS,
+    SUPPLEMENTAL_GROUPS, TOLERATIONS, WRITABLE_PATHS,
 };
 use crate::node::SandboxNode;
 use crate::sandbox::{Capability, Sandbox};
@@ -122,6 +122,7 @@ fn add(root: &mut Value, path: &'static str, bounds: Value) -> Result<(), Schema
 fn bounds() -> Vec<(&'static str, Value)> {
     let mut all = vec![("", json!({"x-kubernetes-validations": transitions()}))];
     all.extend(spec());
+    all.extend(security());
     all.extend(placement());
     all.extend(status());
     all
@@ -129,7 +130,6 @@ fn bounds() -> Vec<(&'static str, Value)> {
 
 fn spec() -> Vec<(&'static str, Value)> {
     let path = json!({"maxLength": PATH, "pattern": r"^/[^\x00]*$"});
-    let id = json!({"minimum": 0, "maximum": MOST_ID});
     let seconds = |most: i64| json!({"minimum": 1, "maximum": most});
     let arguments = json!({"maxItems": ARGUMENTS, "x-kubernetes-list-type": "atomic"});
     let argument = json!({"maxLength": ARGUMENT_CHARACTERS, "pattern": r"^[^\x00]*$"});
@@ -194,17 +194,6 @@ fn spec() -> Vec<(&'static str, Value)> {
             "spec.resources.pids",
             json!({"minimum": 1, "maximum": MOST_PIDS}),
         ),
-        ("spec.securityContext.runAsUser", id.clone()),
-        ("spec.securityContext.runAsGroup", id.clone()),
-        (
-            "spec.securityContext.supplementalGroups",
-            json!({"maxItems": SUPPLEMENTAL_GROUPS, "x-kubernetes-list-type": "atomic"}),
-        ),
-        ("spec.securityContext.supplementalGroups[]", id),
-        (
-            "spec.securityContext.capabilities",
-            json!({"maxItems": Capability::ALL.len(), "x-kubernetes-list-type": "set"}),
-        ),
         ("spec.lifecycle.ttlSeconds", seconds(MOST_TTL_SECONDS)),
         (
             "spec.lifecycle.startTimeoutSeconds",
@@ -213,6 +202,46 @@ fn spec() -> Vec<(&'static str, Value)> {
         (
             "spec.lifecycle.terminationGracePeriodSeconds",
             seconds(MOST_GRACE_SECONDS),
+        ),
+    ]
+}
+
+fn security() -> Vec<(&'static str, Value)> {
+    let id = json!({"minimum": 0, "maximum": MOST_ID});
+    vec![
+        ("spec.securityContext.runAsUser", id.clone()),
+        ("spec.securityContext.runAsGroup", id.clone()),
+        (
+            "spec.securityContext.supplementalGroups",
+            json!({"maxItems": SUPPLEMENTAL_GROUPS, "x-kubernetes-list-type": "atomic"}),
+        ),
+        ("spec.securityContext.supplementalGroups[]", id),
+        (
+            "spec.securityContext",
+            json!({"x-kubernetes-validations": [{
+                "rule": "!has(self.writablePaths) || self.writablePaths.size() == 0 || (has(self.readOnlyRootFilesystem) && self.readOnlyRootFilesystem)",
+                "message": "means nothing where the whole root can be written to: set readOnlyRootFilesystem, or leave it out",
+                "fieldPath": ".writablePaths",
+            }]}),
+        ),
+        (
+            "spec.securityContext.writablePaths",
+            json!({"maxItems": WRITABLE_PATHS, "x-kubernetes-list-type": "set"}),
+        ),
+        (
+            "spec.securityContext.writablePaths[]",
+            json!({
+                "maxLength": PATH,
+                "pattern": plain_path(),
+                "x-kubernetes-validations": [{
+                    "rule": "!self.matches('^/(proc|sys|dev|[.]cloche)(/|$)')",
+                    "message": "is not part of the root file system: take it out",
+                }],
+            }),
+        ),
+        (
+            "spec.securityContext.capabilities",
+            json!({"maxItems": Capability::ALL.len(), "x-kubernetes-list-type": "set"}),
         ),
     ]
 }
@@ -281,8 +310,13 @@ fn status() -> Vec<(&'static str, Value)> {
         ("status.imageDigest", word.clone()),
         ("status.effective.hostname", word.clone()),
         ("status.effective.workingDir", path.clone()),
-        ("status.effective.shell", path),
+        ("status.effective.shell", path.clone()),
         ("status.effective.user", word.clone()),
+        (
+            "status.effective.writablePaths",
+            json!({"maxItems": WRITABLE_PATHS, "x-kubernetes-list-type": "atomic"}),
+        ),
+        ("status.effective.writablePaths[]", path.clone()),
         (
             "status.effective.capabilities",
             json!({"maxItems": CAPABILITIES, "x-kubernetes-list-type": "atomic"}),
@@ -465,6 +499,12 @@ fn requests_within_limits() -> Value {
         })
     })
     .collect()
+}
+
+/// Absolute paths without `.`, `..` and empty parts.
+fn plain_path() -> String {
+    let part = r"([^/.\x00][^/\x00]*|\.[^/.\x00][^/\x00]*|\.\.[^/\x00]+)";
+    format!("^(/{part})+$")
 }
 
 /// References as [`ImageRef`](crate::ImageRef) reads them, except that an address in brackets is not looked into.

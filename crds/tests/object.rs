@@ -37,6 +37,8 @@ spec:
     runAsUser: 1000
     runAsGroup: 2000
     supplementalGroups: [3000, 3000]
+    readOnlyRootFilesystem: true
+    writablePaths: [/var/cache]
     allowPrivilegeEscalation: false
     capabilities: [KILL, CHOWN]
   lifecycle:

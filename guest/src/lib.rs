@@ -14,7 +14,7 @@
 //! | process | owns | takes in | gives out |
 //! |---|---|---|---|
 //! | [`holder`] | records, buffers, the sessions' groups, the channel | frames, notices, output | frames, orders, input |
-//! | [`spawner`] | the sessions' processes | orders | notices |
+//! | [`spawner`] | the sessions' processes and mounts | orders | notices |
 //! | [`bridge`] | nothing | two pipes from the agent | the same, to the holder |
 //! | [`pause`] | nothing: PID 1 of the root container | orphans | nothing |
 //!
@@ -37,11 +37,14 @@
 pub mod bridge;
 pub mod clock;
 pub mod core;
+pub mod directory;
 pub mod group;
 pub mod holder;
 pub mod hostname;
 pub mod launch;
+pub mod letter;
 pub mod pause;
+pub mod root;
 pub mod spawner;
 mod sys;
 pub mod wire;

@@ -17,6 +17,8 @@ use nix::unistd::{Pid, chdir, dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::core::Serial;
 use crate::launch::{Container, Kit, become_command, give_up};
+use crate::letter;
+use crate::root;
 use crate::sys::{process, socket};
 use crate::wire::{self, Notice, Order};
 
@@ -45,6 +47,7 @@ pub fn run(holder: &OwnedFd, container: Container) -> Result<(), SpawnerError> {
         holder,
         container,
         sessions: BTreeMap::new(),
+        root_fault: None,
     };
     loop {
         let mut fds = [
@@ -100,6 +103,8 @@ struct Spawner<'a> {
     holder: &'a OwnedFd,
     container: Container,
     sessions: BTreeMap<i32, Serial>,
+    /// The root was to be read-only and is not: nothing may run.
+    root_fault: Option<root::Fault>,
 }
 
 impl Spawner<'_> {
@@ -134,13 +139,34 @@ impl Spawner<'_> {
         match Order::decode(&bytes[..length]) {
             Some(Order::Spawn(serial)) => self.spawn(serial, fds)?,
             Some(Order::Signal(serial, signal, scope)) => self.signal(serial, signal, scope),
+            Some(Order::ReadOnlyRoot) => self.make_root_read_only(fds)?,
             None => {}
         }
         Ok(true)
     }
 
+    fn make_root_read_only(&mut self, fds: Vec<OwnedFd>) -> Result<(), SpawnerError> {
+        let letter = fds.into_iter().next().and_then(letter::read);
+        let unreadable = root::Fault {
+            source: Errno::EBADMSG,
+            path: None,
+        };
+        let done = letter
+            .ok_or(unreadable)
+            .and_then(|told| root::make_read_only(&told));
+        self.root_fault = done.err();
+        let path = |fault: &root::Fault| fault.path.and_then(|path| path.try_into().ok());
+        self.tell(match &done {
+            Ok(()) => Notice::RootDone(0, -1),
+            Err(fault) => Notice::RootDone(fault.source as i32, path(fault).unwrap_or(-1)),
+        })
+    }
+
     fn spawn(&mut self, serial: Serial, fds: Vec<OwnedFd>) -> Result<(), SpawnerError> {
         let mut fds = fds.into_iter();
+        if let Some(fault) = &self.root_fault {
+            return self.tell(Notice::NotSpawned(serial, fault.source as i32));
+        }
         let (Some(status), Some(spec), Some(group)) = (fds.next(), fds.next(), fds.next()) else {
             return self.tell(Notice::NotSpawned(serial, Errno::EBADF as i32));
         };

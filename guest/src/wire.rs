@@ -1,4 +1,4 @@
-//! What holder and spawner say to each other over a SEQPACKET socket: fixed small messages; a session's specification goes as a
+//! What holder and spawner say to each other over a SEQPACKET socket: fixed small messages; what to run or to set up goes as a
 //! file (a memfd), since it may be longer than a message can be. The spawner lives where the guest can reach it, so what it
 //! says is checked as the guest's word.
 
@@ -16,6 +16,8 @@ pub enum Order {
     Spawn(Serial),
     /// Signal the command itself, or its process group.
     Signal(Serial, i32, SignalScope),
+    /// Make the root read-only, before the first session. With it comes what stays writable.
+    ReadOnlyRoot,
 }
 
 /// From spawner to holder.
@@ -29,6 +31,8 @@ pub enum Notice {
     NotSpawned(Serial, i32),
     /// The session's process ended with this status of wait(2).
     Exited(Serial, i32),
+    /// The root is read-only (0), or why not: errno, and the number of the writable path that is at fault, -1 where none is.
+    RootDone(i32, i32),
 }
 
 type Bytes = [u8; LENGTH];
@@ -62,6 +66,7 @@ impl Order {
         match self {
             Self::Spawn(serial) => pack(1, serial, 0, 0),
             Self::Signal(serial, signal, scope) => pack(2, serial, signal, scope as i32),
+            Self::ReadOnlyRoot => pack(3, 0, 0, 0),
         }
     }
 
@@ -74,6 +79,7 @@ impl Order {
                 signal,
                 SignalScope::try_from(scope).ok()?,
             )),
+            (3, 0, 0, 0) => Some(Self::ReadOnlyRoot),
             _ => None,
         }
     }
@@ -87,6 +93,7 @@ impl Notice {
             Self::Spawned(serial, pid) => pack(2, serial, pid, 0),
             Self::NotSpawned(serial, error) => pack(3, serial, error, 0),
             Self::Exited(serial, status) => pack(4, serial, status, 0),
+            Self::RootDone(error, path) => pack(5, 0, error, path),
         }
     }
 
@@ -97,6 +104,7 @@ impl Notice {
             (2, serial, pid, 0) => Some(Self::Spawned(serial, pid)),
             (3, serial, error, 0) => Some(Self::NotSpawned(serial, error)),
             (4, serial, status, 0) => Some(Self::Exited(serial, status)),
+            (5, 0, error, path) => Some(Self::RootDone(error, path)),
             _ => None,
         }
     }
@@ -113,6 +121,7 @@ mod tests {
         for order in [
             Order::Spawn(7),
             Order::Signal(u64::MAX, 64, SignalScope::Foreground),
+            Order::ReadOnlyRoot,
         ] {
             assert_eq!(Order::decode(&order.encode()), Some(order));
         }
@@ -121,6 +130,8 @@ mod tests {
             Notice::Spawned(1, 2),
             Notice::NotSpawned(3, 11),
             Notice::Exited(4, -1),
+            Notice::RootDone(0, -1),
+            Notice::RootDone(20, 3),
         ] {
             assert_eq!(Notice::decode(&notice.encode()), Some(notice));
         }

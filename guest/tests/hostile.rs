@@ -1,8 +1,8 @@
 //! Hostile bytes on every way into the init: the function that the fuzzer runs too.
 
 use cloche_proto::frame::{
-    Create, Down, DownKind, Forget, Hello, Ping, Position, SessionSpec, Setup, Signal, Stdin,
-    codec::encode,
+    Create, Down, DownKind, Forget, Hello, Ping, Position, ReadOnlyRoot, SessionSpec, Setup,
+    Signal, Stdin, codec::encode,
 };
 use proptest::prelude::*;
 
@@ -66,7 +66,14 @@ fn frame() -> impl Strategy<Value = DownKind> {
         )),
         id().prop_map(|command_id| DownKind::Forget(Forget { command_id })),
         any::<u64>().prop_map(|token| DownKind::Ping(Ping { token })),
-        ".{0,80}".prop_map(|hostname| DownKind::Setup(Setup { hostname })),
+        (
+            ".{0,80}",
+            prop::option::of(prop::collection::vec(".{0,20}", 0..4))
+        )
+            .prop_map(|(hostname, writable)| DownKind::Setup(Setup {
+                hostname,
+                read_only_root: writable.map(|writable| ReadOnlyRoot { writable }),
+            })),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cloche_crds::MainCommand;
 use cloche_crds::sandbox::Capability;
-use cloche_proto::frame::{Rlimit, SessionSpec, TerminalSize};
+use cloche_proto::frame::{ReadOnlyRoot, Rlimit, SessionSpec, TerminalSize};
 
 use super::record::{ImageUse, SandboxRecord};
 
@@ -156,6 +156,15 @@ pub fn working_dir<'a>(record: &'a SandboxRecord, image: &'a ImageUse) -> &'a st
         (None, "") => "/",
         (None, dir) => dir,
     }
+}
+
+/// What of the root stays writable where the rest does not: /tmp, and what the spec names.
+pub fn read_only_root(record: &SandboxRecord) -> Option<ReadOnlyRoot> {
+    let security = &record.spec.security;
+    let paths = std::iter::once("/tmp".to_owned()).chain(security.writable_paths.iter().cloned());
+    security.read_only_root.then(|| ReadOnlyRoot {
+        writable: paths.collect(),
+    })
 }
 
 /// As whom commands run: the spec's word, else the image's, else `0:0`. A user without a group has that of the image's /etc/passwd.

@@ -76,6 +76,15 @@ pub(super) fn of_command(error: &CommandError) -> Cause {
     }
 }
 
+/// A writable path of the spec that the image does not allow.
+pub(super) fn of_path(why: &str) -> Cause {
+    Cause::new(
+        Reason::SpecInvalid,
+        FailureDomain::User,
+        format!("spec.securityContext.writablePaths: {why}"),
+    )
+}
+
 /// Init was killed from inside.
 pub(super) fn of_init(message: &str) -> Cause {
     let message = if message.is_empty() {

@@ -25,7 +25,7 @@ use crate::instance::{Instance, limits};
 use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
 use crate::runsc::{Sentry, spec};
 use crate::session::{
-    Bridge, BridgeError, CommandId, Health, Link, NewSession, Pipes, SessionError, Sessions,
+    Bridge, BridgeError, CommandId, Health, Link, NewSession, Pipes, SessionError, Sessions, SetUp,
 };
 use crate::sys::log::BoundedLog;
 
@@ -133,12 +133,13 @@ async fn set_up(shared: &Shared, sessions: &Sessions, said: &BoundedLog) -> Resu
     loop {
         let seen = health.borrow_and_update().clone();
         match (seen.link, seen.setup) {
-            (Link::Up, Some(failed)) if failed.is_empty() => return Ok(()),
-            (Link::Up, Some(failed)) => {
+            (Link::Up, Some(SetUp::Done)) => return Ok(()),
+            (Link::Up, Some(SetUp::Failed(why))) => {
                 return Err(death::internal(&format!(
-                    "its init could not be set up: {failed}"
+                    "its init could not be set up: {why}"
                 )));
             }
+            (Link::Up, Some(SetUp::BadPath(why))) => return Err(death::of_path(&why)),
             (Link::Unavailable { why }, _) if init_has_ended(shared).await => {
                 let said = said.text(INIT_TOLD).unwrap_or_default();
                 return Err(death::of_init_gone(if said.is_empty() {
@@ -216,6 +217,7 @@ async fn open(
     let folder = shared.node.sandboxes.folder(&record.uid).join("sessions");
     let setup = Setup {
         hostname: record.spec.hostname.clone(),
+        read_only_root: command::read_only_root(record),
     };
     let sessions = Sessions::open(
         &folder,

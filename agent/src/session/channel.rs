@@ -341,10 +341,10 @@ impl Channel {
                     _ => false,
                 });
             }
-            Event::SetupDone(error) => {
+            Event::SetupDone(outcome) => {
                 self.health.send_if_modified(|health| {
-                    let changed = health.setup.as_ref() != Some(error);
-                    health.setup = Some(error.clone());
+                    let changed = health.setup.as_ref() != Some(outcome);
+                    health.setup = Some(outcome.clone());
                     changed
                 });
             }

@@ -12,6 +12,7 @@ use nix::unistd::pipe;
 
 use super::super::log::Caps;
 use super::super::simulation::Holder;
+use super::super::state::SetUp;
 use super::super::{
     Chunk, CommandId, Ended, NewSession, Outcome, Session, SessionError, Sessions, StdinError,
     Stream, Until,
@@ -604,7 +605,7 @@ async fn a_spawner_that_was_killed_is_told() {
             message: "init was killed from inside".to_owned()
         }
     );
-    assert_eq!(health.borrow().setup.as_deref(), Some(""));
+    assert_eq!(health.borrow().setup, Some(SetUp::Done));
     cancel.cancel();
 }
 

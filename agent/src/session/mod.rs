@@ -56,5 +56,5 @@ pub use log::LogError;
 pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};
 pub use record::RecordError;
 pub use request::NewSession;
-pub use state::{Ended, Health, Link, NotStarted, Outcome, SessionState, StdinState};
+pub use state::{Ended, Health, Link, NotStarted, Outcome, SessionState, SetUp, StdinState};
 pub use stdin::StdinError;

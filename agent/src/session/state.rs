@@ -141,6 +141,17 @@ pub enum Link {
     Ended,
 }
 
+/// What came of setting a sandbox up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SetUp {
+    /// All was done.
+    Done,
+    /// It failed.
+    Failed(String),
+    /// It failed by a path of the spec that cannot be kept writable.
+    BadPath(String),
+}
+
 /// The state of a sandbox's sessions as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
@@ -149,8 +160,8 @@ pub struct Health {
     /// Set while output cannot be stored, with the reason: commands that print are blocked. Shown as the reason
     /// `LogStorageFull` of the condition `Ready`.
     pub storage_full: Option<String>,
-    /// Init was told host name and the like: nothing until it has answered, then empty or what failed.
-    pub setup: Option<String>,
+    /// Init was told host name and the like: nothing until it has answered.
+    pub setup: Option<SetUp>,
 }
 
 impl Default for Health {

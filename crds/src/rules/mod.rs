@@ -70,7 +70,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 23] = [
+pub const RULES: [Rule; 24] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -142,6 +142,10 @@ pub const RULES: [Rule; 23] = [
     Rule {
         name: "capabilities",
         check: security::capabilities,
+    },
+    Rule {
+        name: "writable-paths",
+        check: security::writable_paths,
     },
     Rule {
         name: "ttl",

@@ -64,14 +64,14 @@ fn by_name(env: Option<&Vec<EnvVar>>) -> Option<BTreeMap<&str, &EnvVar>> {
     )
 }
 
-/// And this list as a set.
+/// And these lists as sets.
 fn by_set(context: Option<&SecurityContext>) -> Option<SecurityContext> {
-    let mut context = context.cloned();
-    if let Some(list) = context
-        .as_mut()
-        .and_then(|context| context.capabilities.as_mut())
-    {
-        list.sort_unstable();
+    let mut context = context?.clone();
+    if let Some(capabilities) = &mut context.capabilities {
+        capabilities.sort_unstable();
     }
-    context
+    if let Some(paths) = &mut context.writable_paths {
+        paths.sort_unstable();
+    }
+    Some(context)
 }

@@ -228,6 +228,10 @@ fn security(context: Option<&SecurityContext>) -> Result<Security, Violation> {
             .copied()
             .map(id)
             .collect::<Result<_, _>>()?,
+        read_only_root: context
+            .read_only_root_filesystem
+            .unwrap_or(default.read_only_root),
+        writable_paths: context.writable_paths.iter().flatten().cloned().collect(),
         allow_privilege_escalation: context
             .allow_privilege_escalation
             .unwrap_or(default.allow_privilege_escalation),

@@ -18,6 +18,13 @@ pub struct SecurityContext {
     /// Group ids beside it, and beside those of the user in the image's /etc/group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supplemental_groups: Option<Vec<i64>>,
+    /// Whether only /tmp and `writablePaths` can be written to, besides /dev. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only_root_filesystem: Option<bool>,
+    /// Absolute paths that stay writable where the root is read-only, with all below them. What is missing is made: directories that
+    /// everybody may write to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writable_paths: Option<Vec<String>>,
     /// Whether a program can get more rights than the command that starts it (setuid, file capabilities). Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_privilege_escalation: Option<bool>,
@@ -128,6 +135,10 @@ pub struct Security {
     pub group: Option<u32>,
     /// More groups.
     pub groups: BTreeSet<u32>,
+    /// Whether the root can be written to nowhere but in /tmp and these.
+    pub read_only_root: bool,
+    /// Absolute paths; none where the root is writable.
+    pub writable_paths: BTreeSet<String>,
     /// Whether a program can get more rights than the command that starts it.
     pub allow_privilege_escalation: bool,
     /// Exactly these.
@@ -141,6 +152,8 @@ impl Default for Security {
             user: None,
             group: None,
             groups: BTreeSet::new(),
+            read_only_root: false,
+            writable_paths: BTreeSet::new(),
             allow_privilege_escalation: true,
             capabilities: Capability::ALL.into(),
         }

@@ -67,6 +67,12 @@ pub struct EffectiveStatus {
     /// As whom commands run: a number or a name of the image's /etc/passwd, and after a `:` perhaps a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// Whether only /tmp and `writablePaths` can be written to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only_root_filesystem: Option<bool>,
+    /// What can be written to beside /tmp where the root is read-only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub writable_paths: Vec<String>,
     /// Whether a program can get more rights than the command that starts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_privilege_escalation: Option<bool>,
@@ -87,6 +93,8 @@ impl EffectiveStatus {
             working_dir: effective.working_dir.clone(),
             shell: effective.shell.clone(),
             user: None,
+            read_only_root_filesystem: Some(security.read_only_root),
+            writable_paths: security.writable_paths.iter().cloned().collect(),
             allow_privilege_escalation: Some(security.allow_privilege_escalation),
             capabilities: Some(
                 security

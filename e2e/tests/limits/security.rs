@@ -1,6 +1,7 @@
 //! As whom commands run and with which rights: `spec.securityContext`, seen from inside.
 
 use anyhow::{Result, ensure};
+use cloche_crds::Reason;
 use cloche_e2e::image::{Entry, Layer};
 use cloche_e2e::session::shell;
 use cloche_e2e::{Agent, trial};
@@ -8,6 +9,7 @@ use cloche_proto::agent::v1alpha1::Command;
 use serde_json::{Value, json};
 
 use crate::scene::{LIMIT, add, busybox_with, images, manifest, options, output};
+use crate::verdict::Verdict;
 
 /// What a command tells of itself: ids, then inheritable, permitted, effective, bounding and ambient set, then `no_new_privs`.
 const SELF: &str = "echo $(id -u) $(id -g) $(id -G); awk '/^(Cap|NoNew)/ {print $2}' /proc/self/status | tr '\\n' ' '";
@@ -28,7 +30,7 @@ fn image() -> Result<cloche_e2e::image::Image> {
         .add("suid", Entry::Folder)?
         .add_owned("suid/su", Entry::File(program), 0o4755, 0, 0)?
         .add_owned("etc/passwd", Entry::File(passwd.into()), 0o644, 0, 0)?;
-    busybox_with(vec![layer], |config| config.user = "user".to_owned())
+    busybox_with(vec![layer], |config| "user".clone_into(&mut config.user))
 }
 
 #[tokio::test]
@@ -220,6 +222,112 @@ async fn rights(agent: &Agent) -> Result<()> {
         ensure!(
             got.trim_end() == wanted,
             "{name}: {line}: {got:?} is not {wanted:?}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_read_only_root_takes_writes_where_it_is_said_alone() {
+    let folder = images().unwrap();
+    let layer = Layer::default()
+        .add("data", Entry::Folder)
+        .and_then(|layer| layer.add_owned("data/own", Entry::Folder, 0o700, 1000, 1000))
+        .and_then(|layer| layer.add("file", Entry::File(b"old".to_vec())))
+        .and_then(|layer| layer.add("linked", Entry::Link("data".to_owned())))
+        .unwrap();
+    let image = busybox_with(vec![layer], |config| "user".clone_into(&mut config.user)).unwrap();
+    let image = add(folder.path(), "read-only", &image).unwrap();
+    let paths = ["/data", "/srv/made", "/file"];
+    trial::run(options(&folder), async |agent| {
+        let spec = json!({"securityContext": {"readOnlyRootFilesystem": true, "writablePaths": paths}});
+        let mut client = agent.client().await?;
+        client.apply(&manifest("closed", &image, spec)).await?;
+        let bare = json!({"securityContext": {"readOnlyRootFilesystem": true, "runAsUser": 0}});
+        client.apply(&manifest("bare", &image, bare)).await?;
+        let told = agent.wait_running("closed", LIMIT).await?.0["status"]["effective"].clone();
+        ensure!(told["readOnlyRootFilesystem"] == true && told["writablePaths"] == json!(["/data", "/file", "/srv/made"]), "{told:#}");
+        agent.wait_running("bare", LIMIT).await?;
+        closed(agent).await?;
+        // It is the sandbox's, not the agent's.
+        agent.kill().await?;
+        agent.restart().await?;
+        agent.wait_running("closed", LIMIT).await?;
+        closed(agent).await?;
+
+        for (name, path, says) in [
+            ("below-a-file", "/file/below", "/file/below"),
+            ("too-long", &*format!("/{}", "a".repeat(300)), "aaaa"),
+        ] {
+            let spec = json!({"securityContext": {"readOnlyRootFilesystem": true, "writablePaths": ["/data", path]}});
+            client.apply(&manifest(name, &image, spec)).await?;
+            Verdict::new(Reason::SpecInvalid)
+                .never_ran()
+                .says("writablePaths")
+                .says(says)
+                .wait(agent, name)
+                .await?;
+        }
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Where the sandboxes of this test can be written to, and where not, by whom.
+async fn closed(agent: &Agent) -> Result<()> {
+    let tries = |path: &str| {
+        format!("(: > {path}/x) 2>&1 | grep -o 'Read-only\\|Permission' || echo written")
+    };
+    for (name, user, path, wanted) in [
+        ("closed", "", "/tmp", "written"),
+        ("closed", "", "/data", "Permission"),
+        ("closed", "", "/data/own", "written"),
+        ("closed", "", "/linked/own", "written"),
+        ("closed", "", "/srv/made", "written"),
+        ("closed", "", "/home/user", "Read-only"),
+        ("closed", "0", "/data", "written"),
+        ("closed", "0", "/", "Read-only"),
+        ("closed", "0", "/etc", "Read-only"),
+        ("closed", "0", "/srv", "Read-only"),
+        ("bare", "", "/tmp", "written"),
+        ("bare", "", "/data", "Read-only"),
+        ("bare", "", "/root", "Read-only"),
+    ] {
+        let command = Command {
+            user: user.to_owned(),
+            ..shell(&tries(path))
+        };
+        let got = agent.output(name, command, LIMIT).await?;
+        ensure!(
+            got.trim_end() == wanted,
+            "{name}: {user}: {path}: {got:?} is not {wanted:?}"
+        );
+    }
+    for (line, wanted) in [
+        (
+            "mount -o remount,rw / 2>/dev/null || echo refused",
+            "refused",
+        ),
+        (
+            "mount -t tmpfs x /root 2>/dev/null || echo refused",
+            "refused",
+        ),
+        ("echo new > /file && cat /file", "new"),
+        ("rm /file 2>/dev/null || echo stays", "stays"),
+        ("stat -c %a:%u /srv/made", "777:0"),
+        // One layer, under one size.
+        ("stat -c %d / /tmp /data /srv/made | sort -u | wc -l", "1"),
+        ("hostname; cat /etc/hostname", "closed\nclosed"),
+    ] {
+        let command = Command {
+            user: "0".to_owned(),
+            ..shell(line)
+        };
+        let got = agent.output("closed", command, LIMIT).await?;
+        ensure!(
+            got.trim_end() == wanted,
+            "{line}: {got:?} is not {wanted:?}"
         );
     }
     Ok(())

@@ -10,8 +10,8 @@ use std::ops::Bound;
 
 use cloche_proto::frame::{
     Create, Down, DownKind, ExitCause, Fault, FaultKind, Hello, HelloAck, MAX_DATA, MAX_SESSIONS,
-    NONCE, Ping, Position, Report, SessionSpec, SetupDone, SignalScope, Stream, TerminalSize, Up,
-    UpKind, VERSION,
+    NONCE, Ping, Position, Report, SessionSpec, Setup, SetupDone, SignalScope, Stream,
+    TerminalSize, Up, UpKind, VERSION,
     codec::{Decoder, FrameError, encode, encode_data},
     is_command_id,
 };
@@ -36,8 +36,8 @@ pub enum Effect {
     Resize(Serial, TerminalSize),
     /// Let go of everything held for a session; its record is gone already.
     Drop(Serial),
-    /// Set up the sandbox under this host name.
-    Setup(String),
+    /// Set up the sandbox.
+    Setup(Setup),
 }
 
 /// Bytes of frames made at once; more are made when the channel has taken these. Small, so that answers overtake output.
@@ -152,7 +152,7 @@ impl Core {
                 }
             }
             DownKind::Ping(ping) => self.pong = Some(ping),
-            DownKind::Setup(setup) => effects.push(Effect::Setup(setup.hostname)),
+            DownKind::Setup(setup) => effects.push(Effect::Setup(setup)),
         }
     }
 
@@ -312,8 +312,8 @@ impl Core {
     }
 
     /// Set-up was done, or what of it failed.
-    pub fn set_up(&mut self, error: String) {
-        self.setup_done = Some(SetupDone { error });
+    pub fn set_up(&mut self, outcome: SetupDone) {
+        self.setup_done = Some(outcome);
     }
 
     /// The process that all sessions lived under is gone.

@@ -2,6 +2,7 @@
 //! [`crate::core`] decides, and never waits for anything but in its one poll.
 
 mod channel;
+mod setup;
 mod start;
 mod streams;
 mod waiting;
@@ -23,10 +24,10 @@ use crate::bridge;
 use crate::clock::{RunningTime, TICK, monotonic_ms};
 use crate::core::{Core, Effect, Failure, Serial, Session};
 use crate::group::Groups;
-use crate::hostname;
 use crate::sys::{process, socket, terminal};
 use crate::wire::{self, Notice, Order};
 use channel::{Channel, Heard};
+use setup::Root;
 use streams::{Parcel, Streams};
 use waiting::Source;
 
@@ -54,6 +55,7 @@ struct Holder {
     /// Trees being killed, and in how many rounds until now.
     killing: BTreeMap<Serial, u32>,
     hostname: Option<String>,
+    root: Root,
     /// The session whose output was read last.
     cursor: Serial,
     scratch: Vec<u8>,
@@ -262,7 +264,7 @@ impl Holder {
                     self.killing.remove(&serial);
                     self.groups.release(serial);
                 }
-                Effect::Setup(name) => self.set_up(name),
+                Effect::Setup(setup) => self.set_up(setup),
             }
         }
     }
@@ -317,20 +319,6 @@ impl Holder {
         self.streams
             .get(&serial)
             .is_some_and(|streams| streams.status().is_some())
-    }
-
-    fn set_up(&mut self, name: String) {
-        if self.hostname.as_deref() == Some(&name) {
-            self.core.set_up(String::new());
-            return;
-        }
-        match hostname::set(&name) {
-            Ok(()) => {
-                self.hostname = Some(name);
-                self.core.set_up(String::new());
-            }
-            Err(error) => self.core.set_up(error.to_string()),
-        }
     }
 
     fn order(&mut self, order: Order, parcel: Parcel) {
@@ -389,6 +377,7 @@ impl Holder {
                     self.core.failed(serial, &failure, self.now);
                     self.streams.remove(&serial);
                 }
+                Some(Notice::RootDone(error, path)) => self.hear_of_root(error, path),
                 Some(Notice::Exited(serial, status)) => {
                     self.settle(serial);
                     if let Some(streams) = self.streams.get(&serial) {

@@ -19,7 +19,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Gid, Uid, chown, mkdir};
 
 use super::channel::Channel;
-use super::{BLOCK, Holder, Spawner};
+use super::{BLOCK, Holder, Root, Spawner};
 use crate::bridge;
 use crate::clock::RunningTime;
 use crate::core::Core;
@@ -140,6 +140,7 @@ pub fn run(directory: &str) -> Result<(), HolderError> {
         streams: BTreeMap::new(),
         killing: BTreeMap::new(),
         hostname: None,
+        root: Root::default(),
         cursor: 0,
         scratch: vec![0; BLOCK],
     }

@@ -1,19 +1,18 @@
 //! What the holder has open for one session.
 
-use std::io::{Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use cloche_proto::frame::{ExitCause, SessionSpec, TerminalSize, codec};
+use cloche_proto::frame::{ExitCause, SessionSpec, TerminalSize};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
 use nix::libc;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::Mode;
 use nix::sys::termios::{LocalFlags, SpecialCharacterIndices, tcgetattr};
 use nix::unistd::{pipe2, read, write};
 
 use crate::core::Failure;
 use crate::launch;
+use crate::letter;
 use crate::sys::terminal;
 
 /// Bytes that a command may write before the holder reads them.
@@ -67,7 +66,7 @@ impl Streams {
             hung: false,
             last_input: b'\n',
         };
-        let mut parcel = vec![status_in, letter(spec)?, group];
+        let mut parcel = vec![status_in, letter::write(spec).map_err(short_of)?, group];
         if let Some(size) = spec.terminal {
             let directory = terminals.ok_or_else(|| {
                 Failure::new(ExitCause::SetupFailed, "the sandbox has no /dev/pts")
@@ -227,18 +226,6 @@ fn pipe(reads: bool) -> nix::Result<(OwnedFd, OwnedFd)> {
     let ours = if reads { &read } else { &write };
     fcntl(ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     Ok((read, write))
-}
-
-/// The specification as a file: longer than a message between processes can be.
-fn letter(spec: &SessionSpec) -> Result<OwnedFd, Failure> {
-    let bytes = codec::encode(spec)
-        .map_err(|error| Failure::new(ExitCause::SetupFailed, error.to_string()))?;
-    let fd = memfd_create("session", MFdFlags::MFD_CLOEXEC).map_err(short_of)?;
-    let mut file = std::fs::File::from(fd);
-    file.write_all(&bytes)
-        .and_then(|()| file.rewind())
-        .map_err(|error| short_of(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
-    Ok(file.into())
 }
 
 /// Both sides of a new terminal, by the nodes of devpts itself, which a guest cannot replace as it can those in /dev.

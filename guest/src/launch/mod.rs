@@ -11,11 +11,11 @@ mod user;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use cloche_proto::frame::{ExitCause, SessionSpec, codec::Decoder};
+use cloche_proto::frame::{ExitCause, SessionSpec};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat};
+use nix::fcntl::{OFlag, open};
 use nix::sys::prctl;
-use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, fstat, mkdirat, umask};
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, fstat, umask};
 use nix::unistd::{
     AccessFlags, Gid, Uid, access, chdir, dup2_stderr, dup2_stdin, dup2_stdout, execve, fchown,
     setgroups, setresgid, setresuid, setsid, write,
@@ -25,13 +25,13 @@ pub use program::Program;
 pub use user::{Identity, resolve};
 
 use crate::core::Failure;
+use crate::directory;
 use crate::group;
+use crate::letter;
 use crate::sys::{capability, process, terminal};
 
 /// `CAP_NET_RAW`: with it a guest sends packets under any address, so no session has it.
 const NET_RAW: u64 = 1 << 13;
-/// The most bytes of an encoded spec.
-const MAX_SPEC: u64 = (cloche_proto::frame::MAX_FRAME + 4) as u64;
 
 /// What a child is given, besides what it inherits.
 #[derive(Debug)]
@@ -68,7 +68,8 @@ fn launch(kit: Kit) -> Result<std::convert::Infallible, Failure> {
     group::join(kit.group.as_fd()).map_err(|error| failed("joining its group", error))?;
     drop(kit.group);
     process::unblock_signals().map_err(|error| failed("unblocking signals", error))?;
-    let spec = read_spec(kit.spec)?;
+    let unreadable = || Failure::new(ExitCause::SetupFailed, "its specification is unreadable");
+    let spec: SessionSpec = letter::read(kit.spec).ok_or_else(unreadable)?;
     let identity = resolve(
         &spec.user,
         &spec.extra_groups,
@@ -98,18 +99,6 @@ fn failed(what: &str, error: Errno) -> Failure {
         _ => ExitCause::SetupFailed,
     };
     Failure::new(cause, format!("{what}: {}", error.desc().to_lowercase()))
-}
-
-fn read_spec(fd: OwnedFd) -> Result<SessionSpec, Failure> {
-    let unreadable = || Failure::new(ExitCause::SetupFailed, "its specification is unreadable");
-    let mut bytes = Vec::new();
-    std::fs::File::from(fd)
-        .take(MAX_SPEC)
-        .read_to_end(&mut bytes)
-        .map_err(|_| unreadable())?;
-    let mut decoder = Decoder::default();
-    decoder.push(&bytes);
-    decoder.next().ok().flatten().ok_or_else(unreadable)
 }
 
 /// A file of the guest's, or nothing: whatever lies there instead of a regular file is not waited for.
@@ -172,35 +161,16 @@ fn bad_directory(path: &[u8], why: &str) -> Failure {
     )
 }
 
-/// Makes what is missing of `path`, owned by the user. Each part is looked up from the one before it, and one made here is
-/// entered without following a link, so that only a directory that we made changes hands.
+/// Makes what is missing of `path`, owned by the user.
 fn make_directory(path: &[u8], identity: &Identity) -> Result<(), Failure> {
-    let bad = |error: Errno| bad_directory(path, &error.desc().to_lowercase());
-    if !path.starts_with(b"/") || path.contains(&0) {
-        return Err(bad_directory(path, "not an absolute path"));
-    }
-    let directory = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_PATH;
-    let mut here = open("/", directory, Mode::empty()).map_err(bad)?;
-    for part in path
-        .split(|byte| *byte == b'/')
-        .filter(|part| !part.is_empty())
-    {
-        match mkdirat(&here, part, Mode::from_bits_truncate(0o755)) {
-            Ok(()) => {
-                let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-                let made = openat(&here, part, flags, Mode::empty()).map_err(bad)?;
-                let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
-                fchown(&made, Some(uid), Some(gid)).map_err(bad)?;
-                here = made;
-            }
-            // Read-only, or not ours to write to: it may be there all the same.
-            Err(Errno::EEXIST | Errno::EROFS | Errno::EACCES | Errno::EPERM) => {
-                here = openat(&here, part, directory, Mode::empty()).map_err(bad)?;
-            }
-            Err(error) => return Err(bad(error)),
-        }
-    }
-    Ok(())
+    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
+    directory::make(path, |made| fchown(made, Some(uid), Some(gid))).map_err(|error| {
+        let why = match error {
+            Errno::EINVAL => "not an absolute path".to_owned(),
+            error => error.desc().to_lowercase(),
+        };
+        bad_directory(path, &why)
+    })
 }
 
 fn set_limits(spec: &SessionSpec, files: (u64, u64)) -> Result<(), Failure> {

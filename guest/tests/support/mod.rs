@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use cloche_proto::frame::{
     Create, Data, Down, DownKind, Exit, ExitCause, Fault, Forget, Hello, HelloAck, Ping, Position,
-    Report, SessionSpec, Setup, Signal, SignalScope, Stdin, Stream, TerminalSize, Up, UpKind,
-    VERSION,
+    ReadOnlyRoot, Report, SessionSpec, Setup, SetupDone, Signal, SignalScope, Stdin, Stream,
+    TerminalSize, Up, UpKind, VERSION,
     codec::{Decoder, encode},
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -50,7 +50,7 @@ pub struct Agent {
     pub output: BTreeMap<(String, i32), Vec<u8>>,
     pub pongs: Vec<u64>,
     pub faults: Vec<Fault>,
-    pub set_up: Option<String>,
+    pub set_up: Option<SetupDone>,
     /// Output frames seen, for tests of fairness.
     pub frames: Vec<(String, usize)>,
 }
@@ -146,7 +146,7 @@ impl Agent {
                 UpKind::Data(data) => self.take_data(data),
                 UpKind::Pong(ping) => self.pongs.push(ping.token),
                 UpKind::Fault(fault) => self.faults.push(fault),
-                UpKind::SetupDone(done) => self.set_up = Some(done.error),
+                UpKind::SetupDone(done) => self.set_up = Some(done),
             }
         }
     }
@@ -231,12 +231,21 @@ impl Agent {
         self.output.retain(|(known, _), _| known != id);
     }
 
-    pub fn setup(&mut self, hostname: &str) {
+    /// Sets up, and tells what failed; empty where nothing did.
+    pub fn setup(&mut self, hostname: &str) -> String {
+        self.setup_root(hostname, None).error
+    }
+
+    /// Sets up, with a root that is read-only but for these paths where there are any.
+    pub fn setup_root(&mut self, hostname: &str, writable: Option<&[&str]>) -> SetupDone {
+        let writable = writable.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
         self.set_up = None;
         self.send(DownKind::Setup(Setup {
             hostname: hostname.to_owned(),
+            read_only_root: writable.map(|writable| ReadOnlyRoot { writable }),
         }));
         self.until("the end of set-up", |agent| agent.set_up.is_some());
+        self.set_up.clone().unwrap()
     }
 
     /// A round trip: what was sent before has been taken in.

@@ -86,6 +86,17 @@ pub struct Setup {
     /// Host name, also written to /etc/hosts and /etc/hostname.
     #[prost(string, tag = "1")]
     pub hostname: String,
+    /// Keeps sessions from writing to the root file system; absent: they may. Cannot change once it was done.
+    #[prost(message, optional, tag = "2")]
+    pub read_only_root: Option<ReadOnlyRoot>,
+}
+
+/// A root file system that sessions cannot write to, but for some paths.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ReadOnlyRoot {
+    /// Absolute paths that stay writable, with all below them; what is missing is made: directories that everybody may write to.
+    #[prost(string, repeated, tag = "1")]
+    pub writable: Vec<String>,
 }
 
 /// Gets the session `command_id` or, where there is none, creates it from `spec`. Answered by a [`Report`].
@@ -299,6 +310,9 @@ pub struct SetupDone {
     /// Empty when all was done; else what failed, in one line.
     #[prost(string, tag = "1")]
     pub error: String,
+    /// The writable path that is at fault; empty where none is.
+    #[prost(string, tag = "2")]
+    pub path: String,
 }
 
 /// The whole state of one session.

@@ -6,6 +6,7 @@ use cloche_proto::frame::{self, MAX_SESSIONS, Up, UpKind, VERSION};
 
 use super::{Epoch, Event, Fresh, Phase, STRIKES, forget};
 use crate::session::identity::{CommandId, Stream};
+use crate::session::state::SetUp;
 use crate::session::wire::{Hold, Violation, Wire, one_line};
 
 impl Epoch {
@@ -86,7 +87,14 @@ impl Epoch {
                 frame::FaultKind::Unspecified => Err(Violation::Unknown),
             },
             UpKind::SetupDone(done) => {
-                events.push(Event::SetupDone(one_line(&done.error)));
+                let error = one_line(&done.error);
+                events.push(Event::SetupDone(
+                    match (done.error.is_empty(), done.path.is_empty()) {
+                        (true, _) => SetUp::Done,
+                        (false, true) => SetUp::Failed(error),
+                        (false, false) => SetUp::BadPath(error),
+                    },
+                ));
                 Ok(())
             }
         }

@@ -20,6 +20,7 @@ use cloche_proto::frame::{self, Down, DownKind, NONCE, VERSION};
 
 use super::identity::{CommandId, Stream};
 use super::outbox::Outbox;
+use super::state::SetUp;
 use super::stdin::StdinError;
 use super::wire::{Hold, Violation, Wire};
 
@@ -52,8 +53,8 @@ pub(in crate::session) enum Event {
     },
     /// Output.
     Output(Fresh),
-    /// The answer to the set-up; empty when all was done.
-    SetupDone(String),
+    /// The answer to the set-up.
+    SetupDone(SetUp),
     /// The spawner was killed.
     SpawnerKilled(String),
     /// Everything sent before this ping was processed.
