@@ -212,8 +212,11 @@ fn manifest(name: &str, mebibytes: u64) -> String {
         "spec": {
             "image": IMAGE,
             "command": ["/bin/sh", "-c", COMMAND],
-            // What is requested is what is limited: raw instances have the same shares of a busy processor.
-            "resources": {"limits": {"cpu": "1", "memory": format!("{mebibytes}Mi")}},
+            // What is requested of the processor is what is limited: raw instances have the same shares of a busy one.
+            "resources": {
+                "requests": {"ephemeral-storage": "16Mi"},
+                "limits": {"cpu": "1", "memory": format!("{mebibytes}Mi")},
+            },
         },
     })
     .to_string()

@@ -208,6 +208,9 @@ pub(crate) struct Shape {
     /// Memory limit, such as 512Mi
     #[arg(long, value_name = "QUANTITY")]
     pub(crate) memory: Option<String>,
+    /// Limit of what it writes to files, such as 5Gi
+    #[arg(long, value_name = "QUANTITY")]
+    pub(crate) ephemeral_storage: Option<String>,
     /// Environment variable; may be given again
     #[arg(long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
@@ -229,7 +232,7 @@ pub(crate) struct Create {
         long = "filename",
         id = "file",
         value_name = "FILE",
-        conflicts_with_all = ["image", "cpu", "memory", "env", "ttl", "argv"]
+        conflicts_with_all = ["image", "cpu", "memory", "ephemeral_storage", "env", "ttl", "argv"]
     )]
     pub(crate) files: Vec<PathBuf>,
     /// Image to run
@@ -472,7 +475,7 @@ mod tests {
             "s --user joe ls",
             "s --as joe --as-group a --as-group b ls",
             "s ls --as joe",
-            "s create demo --image i --cpu 1 --memory 1Gi --env A=b --ttl 1m -- sh -c x",
+            "s create demo --image i --cpu 1 --memory 1Gi --ephemeral-storage 5Gi --env A=b --ttl 1m -- sh -c x",
             "s create demo --image i --dry-run=client -o yaml",
             "s create demo --image i --dry-run=server -o name",
             "s create -f a.yaml -f -",

@@ -113,15 +113,16 @@ pub(crate) fn sandbox(
                 .ok_or_else(|| Error::Usage("--ttl: write whole seconds, such as 90s".to_owned()))
         })
         .transpose()?;
-    let limits = (shape.cpu.is_some() || shape.memory.is_some()).then(|| ResourceList {
+    let limits = ResourceList {
         cpu: shape.cpu.clone().map(Quantity),
         memory: shape.memory.clone().map(Quantity),
-    });
+        ephemeral_storage: shape.ephemeral_storage.clone().map(Quantity),
+    };
     let spec = SandboxSpec {
         image: image.to_owned(),
         command: (!argv.is_empty()).then(|| argv.to_vec()),
         env: (!env.is_empty()).then_some(env),
-        resources: limits.map(|limits| Resources {
+        resources: (limits != ResourceList::default()).then(|| Resources {
             limits: Some(limits),
             ..Resources::default()
         }),

@@ -32,6 +32,12 @@ pub const LEAST_MEMORY_LIMIT: Bytes = Bytes(32 << 20);
 pub const MOST_MEMORY: Bytes = Bytes(64 << 40);
 /// `limits.memory` where there is none.
 pub const DEFAULT_MEMORY: Bytes = Bytes(512 << 20);
+/// Least `limits.ephemeral-storage`.
+pub const LEAST_DISK_LIMIT: Bytes = Bytes(1 << 20);
+/// Most of any ephemeral-storage quantity: 64 TiB.
+pub const MOST_DISK: Bytes = Bytes(64 << 40);
+/// `limits.ephemeral-storage` where there is none.
+pub const DEFAULT_DISK: Bytes = Bytes(2 << 30);
 /// Most `pids`: Linux' `pid_max` of a machine with few processors. A sandbox that needs more than all other programs of such
 /// a node together is a mistake.
 pub const MOST_PIDS: i64 = 32_768;

@@ -65,6 +65,13 @@ pub struct NodeAllocatable {
     pub cpu: Quantity,
     /// Bytes.
     pub memory: Quantity,
+    /// Bytes of what sandboxes write to files. Not told by older agents, and then not counted.
+    #[serde(
+        default,
+        rename = "ephemeral-storage",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub ephemeral_storage: Option<Quantity>,
     /// What each sandbox takes of the memory beside its own request, in bytes.
     pub sandbox_overhead: Quantity,
 }

@@ -15,10 +15,11 @@ use serde_json::{Value, json};
 
 use crate::condition::MAX_MESSAGE;
 use crate::limits::{
-    ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_MEMORY, ENV, ENV_NAME, ENV_VALUE, LABEL,
-    LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_GRACE_SECONDS, MOST_ID,
-    MOST_MEMORY, MOST_PIDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH,
-    SUPPLEMENTAL_GROUPS, TOLERATIONS, WRITABLE_PATHS,
+    ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_DISK, DEFAULT_MEMORY, ENV, ENV_NAME,
+    ENV_VALUE, LABEL, LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_DISK_LIMIT, LEAST_MEMORY_LIMIT,
+    MOST_CPU, MOST_DISK, MOST_GRACE_SECONDS, MOST_ID, MOST_MEMORY, MOST_PIDS,
+    MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH, SUPPLEMENTAL_GROUPS,
+    TOLERATIONS, WRITABLE_PATHS,
 };
 use crate::node::SandboxNode;
 use crate::sandbox::{Capability, Sandbox};
@@ -181,6 +182,7 @@ fn spec() -> Vec<(&'static str, Value)> {
             json!({"x-kubernetes-validations": [
                 within("cpu", &LEAST_CPU_LIMIT.to_string(), &MOST_CPU.to_string()),
                 within("memory", &LEAST_MEMORY_LIMIT.to_string(), &MOST_MEMORY.to_string()),
+                within("ephemeral-storage", &LEAST_DISK_LIMIT.to_string(), &MOST_DISK.to_string()),
             ]}),
         ),
         (
@@ -188,6 +190,7 @@ fn spec() -> Vec<(&'static str, Value)> {
             json!({"x-kubernetes-validations": [
                 within("cpu", "1m", &MOST_CPU.to_string()),
                 within("memory", "1", &MOST_MEMORY.to_string()),
+                within("ephemeral-storage", "1", &MOST_DISK.to_string()),
             ]}),
         ),
         (
@@ -340,8 +343,10 @@ fn status() -> Vec<(&'static str, Value)> {
     for field in [
         "status.effective.resources.requests.cpu",
         "status.effective.resources.requests.memory",
+        "status.effective.resources.requests.ephemeral-storage",
         "status.effective.resources.limits.cpu",
         "status.effective.resources.limits.memory",
+        "status.effective.resources.limits.ephemeral-storage",
     ] {
         all.push((field, quantity.clone()));
     }
@@ -377,6 +382,7 @@ fn node() -> Vec<(&'static str, Value)> {
     for field in [
         "status.allocatable.cpu",
         "status.allocatable.memory",
+        "status.allocatable.ephemeral-storage",
         "status.allocatable.sandboxOverhead",
     ] {
         all.push((field, quantity.clone()));
@@ -466,14 +472,29 @@ fn of_spec() -> Value {
     rules.into()
 }
 
+/// Where a field is, as a rule's path.
+fn at(field: &str) -> String {
+    if field.contains('-') {
+        format!("['{field}']")
+    } else {
+        format!(".{field}")
+    }
+}
+
+/// How a field is called in a rule. Source: escaping of property names in the apiserver's CEL.
+fn in_rule(field: &str) -> String {
+    field.replace('-', "__dash__")
+}
+
 /// A quantity of a list lies between two.
 fn within(field: &str, least: &str, most: &str) -> Value {
+    let name = in_rule(field);
     json!({
         "rule": format!(
-            "!has(self.{field}) || (isQuantity(string(self.{field})) && quantity(string(self.{field})).compareTo(quantity('{least}')) >= 0 && quantity(string(self.{field})).compareTo(quantity('{most}')) <= 0)"
+            "!has(self.{name}) || (isQuantity(string(self.{name})) && quantity(string(self.{name})).compareTo(quantity('{least}')) >= 0 && quantity(string(self.{name})).compareTo(quantity('{most}')) <= 0)"
         ),
         "message": format!("write {least} to {most}, or leave it out for the default"),
-        "fieldPath": format!(".{field}"),
+        "fieldPath": at(field),
     })
 }
 
@@ -482,20 +503,22 @@ fn requests_within_limits() -> Value {
     [
         ("cpu", DEFAULT_CPU.to_string()),
         ("memory", DEFAULT_MEMORY.to_string()),
+        ("ephemeral-storage", DEFAULT_DISK.to_string()),
     ]
     .iter()
     .map(|(field, default)| {
+        let name = in_rule(field);
         let limit = format!(
-            "(has(self.limits) && has(self.limits.{field}) ? string(self.limits.{field}) : '{default}')"
+            "(has(self.limits) && has(self.limits.{name}) ? string(self.limits.{name}) : '{default}')"
         );
         json!({
             "rule": format!(
-                "!has(self.requests) || !has(self.requests.{field}) || !isQuantity(string(self.requests.{field})) || !isQuantity({limit}) || quantity(string(self.requests.{field})).compareTo(quantity({limit})) <= 0"
+                "!has(self.requests) || !has(self.requests.{name}) || !isQuantity(string(self.requests.{name})) || !isQuantity({limit}) || quantity(string(self.requests.{name})).compareTo(quantity({limit})) <= 0"
             ),
             "message": format!(
                 "is more than the limit (default {default}): lower it, or raise the limit"
             ),
-            "fieldPath": format!(".requests.{field}"),
+            "fieldPath": format!(".requests{}", at(field)),
         })
     })
     .collect()

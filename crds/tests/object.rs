@@ -30,8 +30,8 @@ spec:
   shell: /bin/bash
   hostname: other
   resources:
-    requests: {cpu: 250m, memory: 256Mi}
-    limits: {cpu: 2, memory: 1Gi}
+    requests: {cpu: 250m, memory: 256Mi, ephemeral-storage: 1Gi}
+    limits: {cpu: 2, memory: 1Gi, ephemeral-storage: 5Gi}
     pids: 100
   securityContext:
     runAsUser: 1000

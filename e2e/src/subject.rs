@@ -47,7 +47,7 @@ impl Images {
 pub fn manifest(name: &str, spec: &Value) -> String {
     let mut whole = json!({
         "image": "oci:busybox",
-        "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}},
+        "resources": {"requests": {"cpu": "10m", "ephemeral-storage": "16Mi"}, "limits": {"memory": "64Mi"}},
         "lifecycle": {"terminationGracePeriodSeconds": 30},
     });
     for (key, value) in spec.as_object().into_iter().flatten() {

@@ -7,9 +7,6 @@ use crate::cgroup::Limits;
 
 /// Memory that the sentry needs beside what the guest sees, in bytes: its own heap, page tables and the stubs.
 pub const SENTRY_MEMORY: u64 = 32 << 20;
-/// What a sandbox may write, in bytes: its root file system and all else that it can write to. Past it the guest sees ENOSPC. The same
-/// for all: `ephemeral-storage` cannot be asked for yet.
-pub const DISK: u64 = 2 << 30;
 /// Host processes and threads beside the guest's: the sentry's own threads and one stub.
 const SENTRY_PIDS: u32 = 256;
 /// Every guest process is a host process with a stub thread, and a refused fork makes the sentry panic: the guest's own limit

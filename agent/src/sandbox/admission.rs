@@ -13,6 +13,8 @@ pub struct Budget {
     pub memory: u64,
     /// Processor time in thousandths of a core that may be requested.
     pub cpu_millis: u64,
+    /// Bytes of what sandboxes write to files that may be requested.
+    pub disk: u64,
 }
 
 /// Why `asked` does not fit beside `taken` into `budget`, if it does not.
@@ -21,10 +23,11 @@ pub fn refuse<'a>(
     taken: impl IntoIterator<Item = &'a EffectiveResources>,
     asked: &EffectiveResources,
 ) -> Option<Cause> {
-    let (mut memory, mut cpu) = (0_u64, 0_u64);
+    let (mut memory, mut cpu, mut disk) = (0_u64, 0_u64, 0_u64);
     for resources in taken {
         memory = memory.saturating_add(memory_request(resources));
         cpu = cpu.saturating_add(resources.cpu_request.0);
+        disk = disk.saturating_add(resources.disk_request.0);
     }
     let short = |what: &str, unit: &str, asked: u64, taken: u64, budget: u64| {
         let free = budget.saturating_sub(taken);
@@ -52,6 +55,10 @@ pub fn refuse<'a>(
             budget.cpu_millis,
         )
     })
+    .or_else(|| {
+        let asked = asked.disk_request.0;
+        short("ephemeral-storage", "bytes", asked, disk, budget.disk)
+    })
 }
 
 #[cfg(test)]
@@ -67,6 +74,7 @@ mod tests {
         let budget = Budget {
             memory: 2 * each,
             cpu_millis: 2000,
+            disk: 2 * one.disk_request.0,
         };
         assert_eq!(refuse(&budget, [], &one), None);
         assert_eq!(refuse(&budget, [&one], &one), None);
@@ -81,6 +89,16 @@ mod tests {
                 .unwrap()
                 .message
                 .contains("memory")
+        );
+        let small_disk = Budget {
+            disk: 2 * one.disk_request.0 - 1,
+            ..budget
+        };
+        assert!(
+            refuse(&small_disk, [&one], &one)
+                .unwrap()
+                .message
+                .contains("ephemeral-storage")
         );
         let few_cores = Budget {
             cpu_millis: 1999,

@@ -45,6 +45,8 @@ pub(crate) fn record() -> SandboxRecord {
                 cpu_limit: cloche_crds::quantity::Millicores(1000),
                 memory_request: cloche_crds::quantity::Bytes(512 << 20),
                 memory_limit: cloche_crds::quantity::Bytes(512 << 20),
+                disk_request: cloche_crds::quantity::Bytes(2 << 30),
+                disk_limit: cloche_crds::quantity::Bytes(2 << 30),
                 pids: 1024,
             },
             security: Security::default(),

@@ -98,7 +98,7 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
     };
     let main_spec = spec::main(instance.paths.name());
     sentry
-        .start_created_main(&main_spec, main, Some(limits::DISK))
+        .start_created_main(&main_spec, main, Some(record.spec.resources.disk_limit.0))
         .await
         .map_err(|error| death::of_start(&error, false))?;
     fault::point("claim.container-started");

@@ -40,6 +40,9 @@ pub struct Options {
     /// Processor time that sandboxes may request together, in cores [default: four times the machine's]
     #[arg(long)]
     pub cpu_budget: Option<String>,
+    /// Bytes of what sandboxes write to files that they may request together [default: half of the file system of the state folder]
+    #[arg(long)]
+    pub disk_budget: Option<String>,
     /// Instances held ready: `cpu=1,memory=512Mi,created=1,started=2`; may be given several times, `none` for no pool
     #[arg(long, default_value = "cpu=1,memory=512Mi,created=1,started=2")]
     pub pool: Vec<String>,
@@ -85,7 +88,29 @@ pub(super) fn budget(options: &Options) -> Result<Budget> {
         }
         None => cores * 4000,
     };
-    Ok(Budget { memory, cpu_millis })
+    let file_system = file_system(&options.state)?;
+    let disk = match &options.disk_budget {
+        Some(text) => Quantity(text.clone()).bytes().context("--disk-budget")?.0,
+        None => file_system / 2,
+    };
+    if disk == 0 || disk > file_system {
+        bail!(
+            "--disk-budget {disk} is not between 1 and the {file_system} bytes of the file system of {}",
+            options.state.display()
+        );
+    }
+    Ok(Budget {
+        memory,
+        cpu_millis,
+        disk,
+    })
+}
+
+/// The size of the file system of a folder, in bytes.
+fn file_system(folder: &Path) -> Result<u64> {
+    let told = nix::sys::statvfs::statvfs(folder)
+        .with_context(|| format!("read the size of the file system of {}", folder.display()))?;
+    Ok(told.blocks().saturating_mul(told.fragment_size()))
 }
 
 /// Processes and threads that all sandboxes together may have: three quarters of what the kernel can number or has room for, so that

@@ -40,12 +40,17 @@ pub(super) fn manifest(kind: Kind, name: &str) -> Value {
     });
     let (image, command) = (IMAGE, COMMAND);
     match kind {
-        Kind::Sandbox => json!({
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name},
-            "spec": {"image": image, "imagePullPolicy": "IfNotPresent", "command": command, "resources": resources},
-        }),
+        Kind::Sandbox => {
+            // Of a sandbox what it writes is limited, and by default set aside; of a pod it is not.
+            let mut resources = resources;
+            resources["requests"]["ephemeral-storage"] = json!("16Mi");
+            json!({
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {"name": name},
+                "spec": {"image": image, "imagePullPolicy": "IfNotPresent", "command": command, "resources": resources},
+            })
+        }
         Kind::Runc | Kind::Gvisor => json!({
             "apiVersion": "v1",
             "kind": "Pod",

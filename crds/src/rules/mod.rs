@@ -70,7 +70,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 24] = [
+pub const RULES: [Rule; 25] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -126,6 +126,10 @@ pub const RULES: [Rule; 24] = [
     Rule {
         name: "memory",
         check: resources::memory,
+    },
+    Rule {
+        name: "ephemeral-storage",
+        check: resources::ephemeral_storage,
     },
     Rule {
         name: "requests-within-limits",

@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use super::Violation;
 use crate::limits::{
-    DEFAULT_CPU, DEFAULT_MEMORY, LEAST_CPU_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_MEMORY,
-    MOST_PIDS,
+    DEFAULT_CPU, DEFAULT_DISK, DEFAULT_MEMORY, LEAST_CPU_LIMIT, LEAST_DISK_LIMIT,
+    LEAST_MEMORY_LIMIT, MOST_CPU, MOST_DISK, MOST_MEMORY, MOST_PIDS,
 };
 use crate::quantity::{Bytes, Millicores, Quantity, QuantityError};
 use crate::sandbox::{ResourceList, Sandbox};
@@ -14,6 +14,8 @@ const CPU_LIMIT: &str = "spec.resources.limits.cpu";
 const CPU_REQUEST: &str = "spec.resources.requests.cpu";
 const MEMORY_LIMIT: &str = "spec.resources.limits.memory";
 const MEMORY_REQUEST: &str = "spec.resources.requests.memory";
+const DISK_LIMIT: &str = "spec.resources.limits.ephemeral-storage";
+const DISK_REQUEST: &str = "spec.resources.requests.ephemeral-storage";
 
 fn limits(sandbox: &Sandbox) -> Option<&ResourceList> {
     sandbox.spec.resources.as_ref()?.limits.as_ref()
@@ -50,27 +52,40 @@ pub(super) fn cpu(sandbox: &Sandbox) -> Vec<Violation> {
 
 /// Memory quantities can be read, and a sandbox fits into its limit.
 pub(super) fn memory(sandbox: &Sandbox) -> Vec<Violation> {
-    let limit = limits(sandbox).and_then(|list| list.memory.as_ref());
-    let request = requests(sandbox).and_then(|list| list.memory.as_ref());
-    [
-        within(
-            MEMORY_LIMIT,
-            limit,
-            Quantity::bytes,
-            LEAST_MEMORY_LIMIT,
-            MOST_MEMORY,
-        ),
-        within(
-            MEMORY_REQUEST,
-            request,
-            Quantity::bytes,
-            Bytes(1),
-            MOST_MEMORY,
-        ),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    let of = |list: Option<&'_ ResourceList>| list?.memory.clone();
+    let (limit, request) = (of(limits(sandbox)), of(requests(sandbox)));
+    bytes(
+        (MEMORY_LIMIT, limit, LEAST_MEMORY_LIMIT),
+        (MEMORY_REQUEST, request),
+        MOST_MEMORY,
+    )
+}
+
+/// Quantities of disk can be read, and something can be written at all.
+pub(super) fn ephemeral_storage(sandbox: &Sandbox) -> Vec<Violation> {
+    let of = |list: Option<&'_ ResourceList>| list?.ephemeral_storage.clone();
+    let (limit, request) = (of(limits(sandbox)), of(requests(sandbox)));
+    bytes(
+        (DISK_LIMIT, limit, LEAST_DISK_LIMIT),
+        (DISK_REQUEST, request),
+        MOST_DISK,
+    )
+}
+
+fn bytes(
+    (limit_path, limit, least): (&str, Option<Quantity>, Bytes),
+    (request_path, request): (&str, Option<Quantity>),
+    most: Bytes,
+) -> Vec<Violation> {
+    let limit = within(limit_path, limit.as_ref(), Quantity::bytes, least, most);
+    let request = within(
+        request_path,
+        request.as_ref(),
+        Quantity::bytes,
+        Bytes(1),
+        most,
+    );
+    limit.into_iter().chain(request).collect()
 }
 
 /// No request is above its limit, also where the limit is the default. What cannot be read is left to the other rules.
@@ -90,7 +105,14 @@ pub(super) fn requests_within_limits(sandbox: &Sandbox) -> Vec<Violation> {
         Quantity::bytes,
         DEFAULT_MEMORY,
     );
-    [cpu, memory].into_iter().flatten().collect()
+    let disk = above(
+        DISK_REQUEST,
+        requests.and_then(|list| list.ephemeral_storage.as_ref()),
+        limits.and_then(|list| list.ephemeral_storage.as_ref()),
+        Quantity::bytes,
+        DEFAULT_DISK,
+    );
+    [cpu, memory, disk].into_iter().flatten().collect()
 }
 
 /// `spec.resources.pids` is a number that a node can give.

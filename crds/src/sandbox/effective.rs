@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{PullPolicy, ResourceList, Sandbox, Security, SecurityContext};
 use crate::image::ImageRef;
 use crate::limits::{
-    DEFAULT_CPU, DEFAULT_GRACE_SECONDS, DEFAULT_MEMORY, DEFAULT_PIDS, DEFAULT_START_TIMEOUT_SECONDS,
+    DEFAULT_CPU, DEFAULT_DISK, DEFAULT_GRACE_SECONDS, DEFAULT_MEMORY, DEFAULT_PIDS,
+    DEFAULT_START_TIMEOUT_SECONDS,
 };
 use crate::quantity::{Bytes, Millicores, Quantity, QuantityError};
 use crate::rules::Violation;
@@ -175,8 +176,18 @@ pub struct EffectiveResources {
     pub memory_request: Bytes,
     /// Memory never exceeded, in bytes: what the guest sees as its memory. The sentry's own comes on top.
     pub memory_limit: Bytes,
+    /// Disk set aside, in bytes. Not in records of agents that are older than the field, nor is the limit.
+    #[serde(default = "default_disk")]
+    pub disk_request: Bytes,
+    /// What it can write to files, in bytes: past it the guest sees ENOSPC.
+    #[serde(default = "default_disk")]
+    pub disk_limit: Bytes,
     /// Processes and threads inside.
     pub pids: u32,
+}
+
+const fn default_disk() -> Bytes {
+    DEFAULT_DISK
 }
 
 impl EffectiveResources {
@@ -190,13 +201,20 @@ impl EffectiveResources {
         let read_memory = |list: &ResourceList, default| {
             read(list.memory.as_ref(), Quantity::bytes, default, "memory")
         };
+        let read_disk = |list: &ResourceList, default| {
+            let quantity = list.ephemeral_storage.as_ref();
+            read(quantity, Quantity::bytes, default, "ephemeral-storage")
+        };
         let cpu_limit = read_cpu(&limits, DEFAULT_CPU)?;
+        let disk_limit = read_disk(&limits, DEFAULT_DISK)?;
         let memory_limit = read_memory(&limits, DEFAULT_MEMORY)?;
         Ok(Self {
             cpu_request: read_cpu(&requests, cpu_limit)?,
             cpu_limit,
             memory_request: read_memory(&requests, memory_limit)?,
             memory_limit,
+            disk_request: read_disk(&requests, disk_limit)?,
+            disk_limit,
             pids: resources
                 .pids
                 .unwrap_or(DEFAULT_PIDS)

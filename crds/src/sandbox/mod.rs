@@ -122,7 +122,7 @@ pub struct Resources {
     /// What is set aside for it on its node. Default: the limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<ResourceList>,
-    /// What it can never exceed. Default: cpu 1, memory 512Mi.
+    /// What it can never exceed. Default: cpu 1, memory 512Mi, ephemeral-storage 2Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ResourceList>,
     /// The most processes and threads at one time. Default: 1024.
@@ -140,6 +140,13 @@ pub struct ResourceList {
     /// Bytes: `512Mi`, `1G`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Quantity>,
+    /// Bytes of all that it writes to files, whatever their place; past its limit the guest is told that the disk is full.
+    #[serde(
+        default,
+        rename = "ephemeral-storage",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub ephemeral_storage: Option<Quantity>,
 }
 
 /// How long a sandbox may take to start, live and end. 0 is refused everywhere: leave a field out for its default.

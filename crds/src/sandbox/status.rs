@@ -107,10 +107,12 @@ impl EffectiveStatus {
                 requests: ResourceAmounts {
                     cpu: resources.cpu_request.into(),
                     memory: resources.memory_request.into(),
+                    ephemeral_storage: Some(resources.disk_request.into()),
                 },
                 limits: ResourceAmounts {
                     cpu: resources.cpu_limit.into(),
                     memory: resources.memory_limit.into(),
+                    ephemeral_storage: Some(resources.disk_limit.into()),
                 },
                 pids: i64::from(resources.pids),
             }),
@@ -138,6 +140,13 @@ pub struct ResourceAmounts {
     pub cpu: Quantity,
     /// Bytes.
     pub memory: Quantity,
+    /// Bytes of what it writes to files. Not told by older agents.
+    #[serde(
+        default,
+        rename = "ephemeral-storage",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub ephemeral_storage: Option<Quantity>,
 }
 
 /// What runs the sandbox.

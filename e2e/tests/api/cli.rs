@@ -155,12 +155,12 @@ async fn sandboxes_are_made_shown_and_deleted() {
     scene("cli-made", async |scene| {
         ensure!(scene.refused(&["ls"], 0).await? == "No sandboxes found.\n");
         let made = scene
-            .text(&["create", "one", "--image", "python", "--memory", "64Mi", "--", "true"])
+            .text(&["create", "one", "--image", "python", "--memory", "64Mi", "--ephemeral-storage", "1Gi", "--", "true"])
             .await?;
         ensure!(made == "sandbox.cloche.dev/one created\n", "{made}");
         let spec = scene.server.get("one").await?["spec"].clone();
         ensure!(
-            spec == json!({"image": "python", "command": ["true"], "resources": {"limits": {"memory": "64Mi"}}}),
+            spec == json!({"image": "python", "command": ["true"], "resources": {"limits": {"memory": "64Mi", "ephemeral-storage": "1Gi"}}}),
             "{spec}"
         );
         scene.status("one", json!({"phase": "Running"})).await?;

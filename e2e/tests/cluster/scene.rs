@@ -15,7 +15,7 @@ pub(crate) fn manifest(namespace: &str, name: &str, more: &Value) -> String {
     let mut spec = json!({
         "image": "oci:python",
         "resources": {
-            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "16Mi"},
             "limits": {"cpu": "1", "memory": "256Mi"},
         },
     });

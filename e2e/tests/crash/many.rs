@@ -29,14 +29,18 @@ async fn many() {
             let spec = json!({
                 "image": "oci:python",
                 "env": [{"name": "VALUE", "value": (number * number).to_string()}],
-                "resources": {"requests": {"cpu": "10m"}, "limits": {"cpu": "1", "memory": "128Mi"}},
+                "resources": {
+                    "requests": {"cpu": "10m", "ephemeral-storage": "16Mi"},
+                    "limits": {"cpu": "1", "memory": "128Mi"},
+                },
             });
             want(agent, name, &spec)?;
         }
         try_join_all(names.iter().map(|name| agent.wait_running(name, LIMIT))).await?;
         println!("{count} sandboxes Running after {:?}", begun.elapsed());
 
-        let program = "import os, socket; print(int(os.environ['VALUE']) + 1, socket.gethostname())";
+        let program =
+            "import os, socket; print(int(os.environ['VALUE']) + 1, socket.gethostname())";
         let agent_now = &*agent;
         iter(names.iter().enumerate())
             .map(async |(number, name)| {

@@ -245,6 +245,47 @@ fn roomy() -> Value {
     json!({"resources": {"limits": {"memory": "256Mi"}}})
 }
 
+/// What a sandbox may write is bounded over all of it together, whoever writes; it survives, and what it deletes it can write again.
+#[tokio::test]
+async fn a_sandbox_writes_what_it_may_and_no_more() {
+    const MIB: u64 = 1 << 20;
+    let folder = images().unwrap();
+    trial::run(options(&folder), async |agent| {
+        let small = json!({
+            "resources": {"limits": {"memory": "256Mi", "ephemeral-storage": "24Mi"}},
+            "securityContext": {"readOnlyRootFilesystem": true, "writablePaths": ["/data", "/home/user"]},
+        });
+        scene::run(agent, "small", small).await?;
+        let free = json!({"resources": {"limits": {"memory": "256Mi", "ephemeral-storage": "64Mi"}}});
+        scene::run(agent, "larger", free).await?;
+        for round in 0..3 {
+            let writes = "for at in /tmp /data /home/user; do head -c 10000000 /dev/zero > $at/big 2>/dev/null; done; \
+                cat /tmp/big /data/big /home/user/big | wc -c";
+            let written: u64 = output(agent, "small", writes)
+                .await?
+                .lines()
+                .last()
+                .and_then(|line| line.parse().ok())
+                .context("it counts")?;
+            ensure!((16 * MIB..=24 * MIB).contains(&written), "{round}: {written}");
+            let full = sh(agent, "small", "cat /dev/zero > /tmp/more").await?;
+            let errors = String::from_utf8_lossy(&full.stderr).into_owned();
+            ensure!(full.exit.code != 0 && errors.contains("No space left"), "{round}: {full:?}");
+            output(agent, "small", "rm -f /tmp/big /data/big /home/user/big /tmp/more").await?;
+        }
+        let more = "head -c 40000000 /dev/zero > /tmp/big && stat -c %s /tmp/big";
+        ensure!(output(agent, "larger", more).await? == "40000000");
+        let told = agent.wait_running("small", LIMIT).await?.0["status"]["effective"]["resources"].clone();
+        ensure!(
+            told["limits"]["ephemeral-storage"] == "24Mi" && told["requests"]["ephemeral-storage"] == "24Mi",
+            "{told:#}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
 #[tokio::test]
 async fn a_full_disk_of_writable_layers_is_told_inside() {
     let folder = images().unwrap();

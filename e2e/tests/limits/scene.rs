@@ -60,6 +60,11 @@ pub(crate) fn manifest(name: &str, image: &str, mut spec: Value) -> String {
     if resources["requests"]["cpu"].is_null() {
         resources["requests"]["cpu"] = json!("100m");
     }
+    if resources["requests"]["ephemeral-storage"].is_null()
+        && resources["limits"]["ephemeral-storage"].is_null()
+    {
+        resources["requests"]["ephemeral-storage"] = json!("16Mi");
+    }
     json!({
         "apiVersion": "cloche.dev/v1alpha1",
         "kind": "Sandbox",

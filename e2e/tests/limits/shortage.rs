@@ -210,35 +210,55 @@ async fn who_exceeds_its_request_gives_way() {
 }
 
 #[tokio::test]
-async fn requests_for_processors_are_within_the_budget() {
+async fn requests_are_within_the_budget() {
     let folder = images().unwrap();
-    let options = Options {
-        more: ["--cpu-budget", "1"].map(Into::into).to_vec(),
-        ..options(&folder)
-    };
-    trial::run(options, async |agent| {
-        let wants = |cpu: &str| json!({"resources": {"requests": {"cpu": cpu}}});
-        scene::run(agent, "first", wants("600m")).await?;
-        let mut client = agent.client().await?;
-        client
-            .apply(&manifest("second", BUSYBOX, wants("401m")))
-            .await?;
-        Verdict::new(Reason::NodeRejected)
-            .never_ran()
-            .says("cpu")
-            .says("400")
-            .says("401")
-            .says("spec.resources.requests")
-            .wait(agent, "second")
-            .await?;
-        scene::run(agent, "third", wants("400m")).await?;
-        // What has ended gives its share back, and the one that was refused can be tried again.
-        for name in ["third", "second"] {
-            client.delete(name).await?;
-            agent.wait_gone(name, LIMIT).await?;
-        }
-        scene::run(agent, "second", wants("400m")).await
-    })
-    .await
-    .unwrap();
+    for (flag, budget, resource, first, too_much, rest, words) in [
+        (
+            "--cpu-budget",
+            "1",
+            "cpu",
+            "600m",
+            "401m",
+            "400m",
+            ["400 ", "401 "],
+        ),
+        (
+            "--disk-budget",
+            "1Gi",
+            "ephemeral-storage",
+            "600Mi",
+            "425Mi",
+            "424Mi",
+            ["444596224 ", "445644800 "],
+        ),
+    ] {
+        let options = Options {
+            more: [flag, budget].map(Into::into).to_vec(),
+            ..options(&folder)
+        };
+        trial::run(options, async |agent| {
+            let wants = |amount: &str| json!({"resources": {"requests": {resource: amount}}});
+            scene::run(agent, "first", wants(first)).await?;
+            let mut client = agent.client().await?;
+            let second = manifest("second", BUSYBOX, wants(too_much));
+            client.apply(&second).await?;
+            Verdict::new(Reason::NodeRejected)
+                .never_ran()
+                .says(resource)
+                .says(words[0])
+                .says(words[1])
+                .says("spec.resources.requests")
+                .wait(agent, "second")
+                .await?;
+            scene::run(agent, "third", wants(rest)).await?;
+            // What has ended gives its share back, and the one that was refused can be tried again.
+            for name in ["third", "second"] {
+                client.delete(name).await?;
+                agent.wait_gone(name, LIMIT).await?;
+            }
+            scene::run(agent, "second", wants(rest)).await
+        })
+        .await
+        .unwrap();
+    }
 }

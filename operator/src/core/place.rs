@@ -25,7 +25,7 @@ pub(super) struct Verdict {
     /// What is told.
     pub(super) message: String,
     /// The reasons in it.
-    pub(super) set: u8,
+    pub(super) set: u16,
     /// When that was decided.
     told: Duration,
     /// What was known then.

@@ -123,6 +123,7 @@ impl World {
         let limits = ResourceList {
             cpu: Some(cpu.into()),
             memory: Some("64Mi".into()),
+            ephemeral_storage: None,
         };
         let mut sandbox = Sandbox::new(
             name,

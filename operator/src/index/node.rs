@@ -16,13 +16,15 @@ use crate::loss::Judgement;
 /// The taint by which an administrator says that a node is down for good.
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// Processor time and memory.
+/// Processor time, memory and disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Processor time.
     pub cpu: Millicores,
     /// Memory.
     pub memory: Bytes,
+    /// Disk.
+    pub disk: Bytes,
 }
 
 /// A taint that keeps something away.
@@ -92,7 +94,8 @@ impl Machine {
     }
 }
 
-/// What cannot be read counts as nothing: a sandbox too few on a node is better than one too many.
+/// What cannot be read counts as nothing: a sandbox too few on a node is better than one too many. Disk counts where it is told: a Node
+/// need not have any to offer, and an agent offers its own file system's.
 fn ceiling(status: &NodeStatus) -> Amount {
     let read = |name: &str| {
         let quantity = status.allocatable.as_ref()?.get(name)?;
@@ -105,8 +108,13 @@ fn ceiling(status: &NodeStatus) -> Amount {
         memory: read("memory")
             .and_then(|quantity| quantity.bytes().ok())
             .unwrap_or_default(),
+        disk: read("ephemeral-storage")
+            .map_or(NO_BOUND, |quantity| quantity.bytes().unwrap_or_default()),
     }
 }
+
+/// Where nobody says how much there is.
+const NO_BOUND: Bytes = Bytes(u64::MAX);
 
 /// The `SandboxNode` object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,6 +156,9 @@ impl Offer {
             budget: Amount {
                 cpu: offered.cpu.millicores().unwrap_or_default(),
                 memory: offered.memory.bytes().unwrap_or_default(),
+                disk: offered
+                    .ephemeral_storage
+                    .map_or(NO_BOUND, |quantity| quantity.bytes().unwrap_or_default()),
             },
             overhead: offered.sandbox_overhead.bytes().unwrap_or_default(),
         }
@@ -209,6 +220,7 @@ impl Node {
     pub fn charge(&mut self, shape: &Shape) {
         self.used.cpu.0 = self.used.cpu.0.saturating_add(shape.cpu.0);
         self.used.memory.0 = self.used.memory.0.saturating_add(shape.memory.0);
+        self.used.disk.0 = self.used.disk.0.saturating_add(shape.disk.0);
         self.count += 1;
     }
 
@@ -216,6 +228,7 @@ impl Node {
     pub fn discharge(&mut self, shape: &Shape) {
         self.used.cpu.0 = self.used.cpu.0.saturating_sub(shape.cpu.0);
         self.used.memory.0 = self.used.memory.0.saturating_sub(shape.memory.0);
+        self.used.disk.0 = self.used.disk.0.saturating_sub(shape.disk.0);
         self.count = self.count.saturating_sub(1);
     }
 

@@ -14,6 +14,8 @@ pub struct Shape {
     pub cpu: Millicores,
     /// Memory that is set aside for it, without the node's overhead.
     pub memory: Bytes,
+    /// Disk that is set aside for it.
+    pub disk: Bytes,
     /// Labels that the node must have.
     pub selector: BTreeMap<String, String>,
     /// Taints that do not keep it away.
@@ -29,6 +31,7 @@ impl Shape {
         Self {
             cpu: effective.resources.cpu_request,
             memory: effective.resources.memory_request,
+            disk: effective.resources.disk_request,
             selector: spec.node_selector.clone().unwrap_or_default(),
             tolerations,
         }

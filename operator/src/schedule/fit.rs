@@ -24,11 +24,13 @@ pub enum Unfit {
     Cpu,
     /// Its memory is taken.
     Memory,
+    /// Its disk is taken.
+    Disk,
 }
 
 impl Unfit {
     /// Every reason, in the order in which they are told.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NoAgent,
         Self::NotReady,
         Self::AgentNotReady,
@@ -37,6 +39,7 @@ impl Unfit {
         Self::Tainted,
         Self::Cpu,
         Self::Memory,
+        Self::Disk,
     ];
 
     /// What is told of a node.
@@ -50,6 +53,7 @@ impl Unfit {
             Self::Tainted => "tainted",
             Self::Cpu => "not enough cpu",
             Self::Memory => "not enough memory",
+            Self::Disk => "not enough ephemeral-storage",
         }
     }
 
@@ -81,8 +85,8 @@ impl Tally {
     }
 
     /// Which reasons there are: one bit for each.
-    pub fn set(self) -> u8 {
-        let bit = |why: Unfit| u8::from(self.0[why.index()] > 0) << why.index();
+    pub fn set(self) -> u16 {
+        let bit = |why: Unfit| u16::from(self.0[why.index()] > 0) << why.index();
         Unfit::ALL
             .into_iter()
             .map(bit)
@@ -105,7 +109,7 @@ impl Tally {
 }
 
 /// The reasons that a message of [`Tally::message`] names; `None` where it is another's.
-pub fn set_of_message(message: &str) -> Option<u8> {
+pub fn set_of_message(message: &str) -> Option<u16> {
     let (_, reasons) = message.split_once(" nodes: ")?;
     if reasons == NO_NODES {
         return Some(0);
@@ -174,8 +178,13 @@ fn room(shape: &Shape, node: &Node, ceiling: Amount, offer: &Offer) -> Result<u6
     let wanted = u128::from(node.used.memory.0) + u128::from(shape.memory.0) + overheads;
     let free_cpu = free_cpu.ok_or(Unfit::Cpu)?;
     let free_memory = memory.checked_sub(wanted).ok_or(Unfit::Memory)?;
+    let disk = ceiling.disk.min(offer.budget.disk).0;
+    let wanted = node.used.disk.0.saturating_add(shape.disk.0);
+    let free_disk = disk.checked_sub(wanted).ok_or(Unfit::Disk)?;
     let part = |free: u128, all: u128| free * 1_000_000 / all.max(1);
-    let least = part(free_cpu, cpu).min(part(free_memory, memory));
+    let least = part(free_cpu, cpu)
+        .min(part(free_memory, memory))
+        .min(part(free_disk.into(), disk.into()));
     Ok(u64::try_from(least).unwrap_or(u64::MAX))
 }
 

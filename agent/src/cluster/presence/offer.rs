@@ -194,6 +194,7 @@ fn status(
         allocatable: Some(NodeAllocatable {
             cpu: Millicores(offer.budget.cpu_millis).into(),
             memory: Bytes(offer.budget.memory).into(),
+            ephemeral_storage: Some(Bytes(offer.budget.disk).into()),
             sandbox_overhead: Bytes(SENTRY_MEMORY).into(),
         }),
         architecture: Some(offer.architecture.to_owned()),
@@ -222,6 +223,7 @@ mod tests {
             budget: Budget {
                 memory: 8 << 30,
                 cpu_millis: 8000,
+                disk: 64 << 30,
             },
             runtime: RuntimeStatus {
                 name: "runsc".to_owned(),
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!(status["endpoint"], "10.0.0.1:7443");
         assert_eq!(
             status["allocatable"],
-            json!({"cpu": "8", "memory": "8Gi", "sandboxOverhead": "32Mi"})
+            json!({"cpu": "8", "memory": "8Gi", "ephemeral-storage": "64Gi", "sandboxOverhead": "32Mi"})
         );
         assert_eq!(status["runtimes"][0]["name"], "runsc");
         assert_eq!(status["conditions"][0]["status"], "True");

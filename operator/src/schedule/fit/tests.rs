@@ -10,10 +10,11 @@ fn amount(cpu: u64, memory: u64) -> Amount {
     Amount {
         cpu: Millicores(cpu),
         memory: Bytes(memory),
+        disk: Bytes(100 * GIB),
     }
 }
 
-/// Four cores and 8 GiB, of which each sandbox takes 64 MiB more than it asks for.
+/// Four cores, 100 GiB of disk and 8 GiB, of which each sandbox takes 64 MiB more than it asks for.
 fn node() -> Node {
     Node {
         machine: Some(Machine {
@@ -43,6 +44,7 @@ fn shape(cpu: u64, memory: u64) -> Shape {
     Shape {
         cpu: Millicores(cpu),
         memory: Bytes(memory),
+        disk: Bytes(2 * GIB),
         ..Shape::default()
     }
 }
@@ -85,6 +87,8 @@ fn each_reason_keeps_a_sandbox_away() {
     assert_eq!(offer(|o| o.budget.cpu.0 = 999), Some(Unfit::Cpu));
     assert_eq!(machine(|m| m.ceiling.memory.0 = GIB), Some(Unfit::Memory));
     assert_eq!(offer(|o| o.budget.memory.0 = GIB), Some(Unfit::Memory));
+    assert_eq!(machine(|m| m.ceiling.disk.0 = GIB), Some(Unfit::Disk));
+    assert_eq!(offer(|o| o.budget.disk.0 = GIB), Some(Unfit::Disk));
     assert_eq!(
         offer(|o| o.budget.memory.0 = GIB + (64 << 20)),
         None,
@@ -186,19 +190,25 @@ fn why_not_is_counted_and_can_be_read_back() {
     for why in Unfit::ALL {
         every.count(why);
     }
-    assert_eq!(set_of_message(&every.message()), Some(u8::MAX));
+    assert_eq!(
+        set_of_message(&every.message()),
+        Some((1 << Unfit::ALL.len()) - 1)
+    );
 }
 
 proptest! {
     /// Whatever is placed as long as it fits, a node never holds more than it may.
     #[test]
     fn no_node_is_filled_beyond_its_budget(
-        sizes in proptest::collection::vec((1_u64..3000, 1_u64..(3 * GIB)), 1..200),
+        sizes in proptest::collection::vec((1_u64..3000, 1_u64..(3 * GIB), 1_u64..(60 * GIB)), 1..200),
     ) {
         let names: Vec<NodeName> = ["a", "b", "c"].map(Into::into).to_vec();
         let mut nodes = vec![node(), node(), node()];
-        for (cpu, memory) in sizes {
-            let asks = shape(cpu, memory);
+        for (cpu, memory, disk) in sizes {
+            let asks = Shape {
+                disk: Bytes(disk),
+                ..shape(cpu, memory)
+            };
             if let Ok(name) = best(&asks, names.iter().zip(&nodes)) {
                 let at = names.iter().position(|other| *other == name).unwrap();
                 nodes[at].charge(&asks);
@@ -206,6 +216,7 @@ proptest! {
         }
         for node in &nodes {
             prop_assert!(node.used.cpu.0 <= 4000);
+            prop_assert!(node.used.disk.0 <= 100 * GIB);
             prop_assert!(node.used.memory.0 + node.count * (64 << 20) <= 8 * GIB);
         }
     }
