@@ -103,6 +103,7 @@ async fn commands_end_as_they_should() {
             ..shell("").spec
         },
         kill_on_detach: None,
+        fingerprint: None,
     };
     let (outcome, _, err) = run(&sessions, "b", missing).await;
     assert_eq!(code(&outcome), 127);

@@ -133,7 +133,7 @@ The agent, and in a cluster the gateway, may be restarted meanwhile: the command
 In a cluster it takes the right to get and create sandboxes/exec in the group subresources.cloche.dev; to come back after
 a break, sandboxes/attach.
 Without --command-id the command is killed 2 minutes after this program has gone; with it, it goes on, and the same
---command-id attaches to it and prints its output from the beginning.")]
+command with the same --command-id (or no command) attaches to it and prints its output from the beginning. Another command is refused.")]
 pub(crate) struct Exec {
     /// Name of the sandbox
     pub(crate) name: String,

@@ -17,8 +17,8 @@ use crate::node::Node;
 use crate::sandbox::Cause;
 use crate::sandbox::command::{self, Request};
 use crate::session::{
-    Chunk, CommandId, Ended, Input, NewSession, Outcome, Session, SessionError, Sessions, Stream,
-    Until,
+    Chunk, CommandId, Ended, Fingerprint, Input, NewSession, Outcome, Session, SessionError,
+    Sessions, Stream, Until,
 };
 use crate::source::SandboxKey;
 use crate::told::chain;
@@ -229,7 +229,37 @@ fn new_session(
     Ok(NewSession {
         spec,
         kill_on_detach,
+        fingerprint: Some(fingerprint(asked)),
     })
+}
+
+/// Of what runs, and where and as whom. What a client that comes back may say otherwise is left out: the size of its terminal, and whether
+/// there is more input.
+fn fingerprint(asked: &pb::Command) -> Fingerprint {
+    let pb::Command {
+        argv,
+        shell,
+        env,
+        cwd,
+        user,
+        terminal,
+        stdin: _,
+        timeout_ms,
+    } = asked;
+    let list = |list: &[Vec<u8>]| Fingerprint::of(list.iter().map(Vec::as_slice));
+    let (argv, env) = (list(argv), list(env));
+    let shell = shell
+        .as_ref()
+        .map_or_else(Vec::new, |shell| [b"=", shell.as_bytes()].concat());
+    Fingerprint::of([
+        argv.as_bytes(),
+        env.as_bytes(),
+        &shell,
+        cwd.as_bytes(),
+        user.as_bytes(),
+        &[u8::from(terminal.is_some())],
+        &timeout_ms.to_le_bytes(),
+    ])
 }
 
 /// Joins a client to a session until the session ends (`Some`), a request is refused or the client goes (`None`).
@@ -402,6 +432,7 @@ pub(super) fn status(error: &SessionError) -> Status {
         | SessionError::Ended { .. }
         | SessionError::Removing { .. } => Status::failed_precondition(line),
         SessionError::NotFound { .. } => Status::not_found(line),
+        SessionError::Another { .. } => Status::already_exists(line),
         SessionError::Record(_) | SessionError::Log(_) | SessionError::Directory { .. } => {
             Status::internal(line)
         }

@@ -382,6 +382,8 @@ async fn follow_main(
     let new = NewSession {
         spec,
         kill_on_detach: None,
+        // An agent of another version may make something else of the same spec, and has to adopt it.
+        fingerprint: None,
     };
     let (session, _) = sessions
         .create(main_id(), new)

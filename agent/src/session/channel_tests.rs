@@ -173,6 +173,7 @@ fn new() -> NewSession {
             ..SessionSpec::default()
         },
         kill_on_detach: None,
+        fingerprint: None,
     }
 }
 

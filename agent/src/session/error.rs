@@ -48,6 +48,14 @@ pub enum SessionError {
         /// The session asked for.
         id: CommandId,
     },
+    /// Another command has the id.
+    #[error(
+        "command {id} exists, and is another command than the one asked for now: choose another id, or attach to it without a command"
+    )]
+    Another {
+        /// The session asked for.
+        id: CommandId,
+    },
     /// The session is over.
     #[error("command {id} has ended")]
     Ended {

@@ -364,6 +364,7 @@ fn unreadable(id: CommandId, error: &super::record::RecordError) -> Record {
         spec: Arc::default(),
         created: now,
         kill_on_detach: None,
+        fingerprint: None,
         ended: Some(Arc::new(Ended {
             outcome: Outcome::Lost { message },
             at: now,

@@ -55,6 +55,6 @@ pub use input::Input;
 pub use log::LogError;
 pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};
 pub use record::RecordError;
-pub use request::NewSession;
+pub use request::{Fingerprint, NewSession};
 pub use state::{Ended, Health, Link, NotStarted, Outcome, SessionState, SetUp, StdinState};
 pub use stdin::StdinError;

@@ -17,6 +17,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::identity::CommandId;
+use super::request::Fingerprint;
 use super::state::Ended;
 use crate::clock::Now;
 
@@ -56,6 +57,8 @@ pub(super) struct Record {
     pub(super) spec: Arc<SessionSpec>,
     pub(super) created: Now,
     pub(super) kill_on_detach: Option<Duration>,
+    /// Not of records of agents that are older than it.
+    pub(super) fingerprint: Option<Fingerprint>,
     pub(super) ended: Option<Arc<Ended>>,
 }
 
@@ -70,6 +73,8 @@ struct Stored {
     created_at: Now,
     #[serde(default)]
     kill_on_detach_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fingerprint: Option<Fingerprint>,
     #[serde(default)]
     ended: Option<Ended>,
 }
@@ -104,6 +109,7 @@ impl Record {
             kill_on_detach_ms: self
                 .kill_on_detach
                 .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            fingerprint: self.fingerprint.clone(),
             ended: self.ended.as_deref().cloned(),
         };
         serde_json::to_vec(&stored).map_err(|error| RecordError::Malformed {
@@ -153,6 +159,7 @@ impl Record {
             ),
             created: stored.created_at,
             kill_on_detach: stored.kill_on_detach_ms.map(Duration::from_millis),
+            fingerprint: stored.fingerprint,
             ended: stored.ended.map(Arc::new),
         })
     }
@@ -187,7 +194,7 @@ pub(super) fn store(directory: &Path, bytes: &[u8]) -> Result<(), RecordError> {
     })
 }
 
-fn to_hex(bytes: &[u8]) -> String {
+pub(super) fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     bytes
         .iter()
@@ -229,6 +236,7 @@ mod tests {
                 wall: jiff::Timestamp::UNIX_EPOCH,
             },
             kill_on_detach: Some(Duration::from_secs(3)),
+            fingerprint: Some(Fingerprint::of([&b"echo"[..]])),
             ended: None,
         }
     }

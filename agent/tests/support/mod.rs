@@ -245,6 +245,7 @@ pub fn shell(line: &str) -> NewSession {
             ..SessionSpec::default()
         },
         kill_on_detach: None,
+        fingerprint: None,
     }
 }
 

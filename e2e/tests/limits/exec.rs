@@ -30,6 +30,7 @@ async fn a_command_comes_back_as_it_should() {
         ends(agent).await?;
         trees(agent).await?;
         users(agent).await?;
+        named(agent).await?;
         bytes(agent).await
     })
     .await
@@ -120,6 +121,49 @@ async fn users(agent: &Agent) -> Result<()> {
     output(agent, "box", added).await?;
     let done = exec(agent, &["--user", "late"], &["id", "-u"]).await?;
     ensure!(text(&done.stdout) == "77\n", "{done:?}");
+    Ok(())
+}
+
+/// A name is of one command: who asks again joins, who asks for another is refused, also after its end.
+async fn named(agent: &Agent) -> Result<()> {
+    let line = |line| ["sh", "-c", line];
+    let name = ["--command-id", "named"];
+    for _ in 0..2 {
+        let done = exec(
+            agent,
+            &name,
+            &line("echo once >> /tmp/times; cat /tmp/times; exit 3"),
+        )
+        .await?;
+        ensure!(
+            done.status.code() == Some(3) && text(&done.stdout) == "once\n",
+            "{done:?}"
+        );
+    }
+    let joined = agent
+        .kubectl(&["exec", "box", "--command-id", "named"])
+        .await?;
+    ensure!(
+        joined.status.code() == Some(3) && text(&joined.stdout) == "once\n",
+        "{joined:?}"
+    );
+    for (options, command) in [
+        (&name[..], &line("echo other")[..]),
+        (
+            &[name[0], name[1], "--user", "user"],
+            &line("echo once >> /tmp/times; cat /tmp/times; exit 3"),
+        ),
+    ] {
+        let other = exec(agent, options, command).await?;
+        ensure!(
+            other.status.code() == Some(125) && other.stdout.is_empty(),
+            "{other:?}"
+        );
+        ensure!(
+            text(&other.stderr).contains("command named exists"),
+            "{other:?}"
+        );
+    }
     Ok(())
 }
 

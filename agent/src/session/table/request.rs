@@ -148,7 +148,11 @@ impl Table {
 
     pub(super) fn create(&mut self, id: CommandId, new: NewSession, reply: Waiter, now: Now) {
         if let Some(entry) = self.entries.get_mut(&id) {
-            if entry.life.collecting {
+            let known = entry.record.fingerprint.as_ref();
+            let is_another = |asked| known.is_some_and(|known| known != asked);
+            if new.fingerprint.as_ref().is_some_and(is_another) {
+                drop(reply.send(Err(SessionError::Another { id })));
+            } else if entry.life.collecting {
                 drop(reply.send(Err(SessionError::Removing { id })));
             } else if let Recording::First(waiters) = &mut entry.recording {
                 waiters.push(reply);
@@ -162,6 +166,7 @@ impl Table {
             spec: Arc::new(new.spec),
             created: now,
             kill_on_detach: new.kill_on_detach,
+            fingerprint: new.fingerprint,
             ended: None,
         };
         let (create, bytes) = match self.admit(&record) {

@@ -6,7 +6,7 @@ use cloche_proto::frame::{MAX_SESSIONS, NONCE, SessionSpec, UpKind};
 use proptest::prelude::*;
 
 use super::super::log::Span;
-use super::super::request::{NewSession, Request};
+use super::super::request::{Fingerprint, NewSession, Request};
 use super::super::simulation::Holder;
 use super::*;
 
@@ -102,6 +102,7 @@ impl World {
                 ..SessionSpec::default()
             },
             kill_on_detach: None,
+            fingerprint: None,
         };
         let (reply, _) = oneshot::channel();
         let id = CommandId::parse(id).unwrap();
@@ -764,6 +765,32 @@ fn the_main_command_is_kept_as_long_as_the_sandbox() {
 }
 
 #[test]
+fn an_id_is_of_one_command() {
+    let mut world = World::new();
+    world.hello(true);
+    let ask = |world: &mut World, fingerprint: Option<&str>| {
+        let (reply, mut answer) = oneshot::channel();
+        let new = NewSession {
+            spec: SessionSpec::default(),
+            kill_on_detach: None,
+            fingerprint: fingerprint.map(|text| Fingerprint::of([text.as_bytes()])),
+        };
+        let id = CommandId::parse("a").unwrap();
+        world
+            .table
+            .on_request(Request::Create { id, new, reply }, world.now());
+        world.settle();
+        answer.try_recv().unwrap().map(|found| found.created)
+    };
+    assert!(ask(&mut world, Some("ls")).unwrap());
+    assert!(!ask(&mut world, Some("ls")).unwrap());
+    let refused = ask(&mut world, Some("rm")).unwrap_err();
+    assert!(matches!(refused, SessionError::Another { .. }), "{refused}");
+    // Who does not care joins.
+    assert!(!ask(&mut world, None).unwrap());
+}
+
+#[test]
 fn sessions_are_bounded() {
     let mut world = World::new();
     for n in 0..MAX_SESSIONS {
@@ -776,6 +803,7 @@ fn sessions_are_bounded() {
         let new = NewSession {
             spec: SessionSpec::default(),
             kill_on_detach: None,
+            fingerprint: None,
         };
         world
             .table
