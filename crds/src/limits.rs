@@ -58,7 +58,7 @@ pub const NODE_SELECTOR: usize = 16;
 /// Most entries of `tolerations`.
 pub const TOLERATIONS: usize = 32;
 
-/// Most `ttlSeconds`: 366 days.
+/// Most `ttlSeconds`, `scheduleTimeoutSeconds` and `ttlSecondsAfterFinished`: 366 days.
 pub const MOST_TTL_SECONDS: i64 = 366 * 24 * 60 * 60;
 /// Most `startTimeoutSeconds`: a day.
 pub const MOST_START_TIMEOUT_SECONDS: i64 = 24 * 60 * 60;

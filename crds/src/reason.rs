@@ -41,6 +41,8 @@ pub enum Reason {
     CommandNotExecutable,
     /// The node could not set or keep a limit that the spec asks for.
     CannotEnforce,
+    /// No node could take it within `lifecycle.scheduleTimeoutSeconds`.
+    Unschedulable,
     /// The node's agent had no room for it.
     NodeRejected,
     /// gVisor's sentry died, not by a limit.
@@ -56,7 +58,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason that this build knows, in the order of `docs/reasons.md`; without [`Reason::Unknown`].
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Completed,
         Self::Error,
         Self::OOMKilled,
@@ -72,6 +74,7 @@ impl Reason {
         Self::CommandNotFound,
         Self::CommandNotExecutable,
         Self::CannotEnforce,
+        Self::Unschedulable,
         Self::NodeRejected,
         Self::RuntimeCrashed,
         Self::NodeLost,
@@ -96,6 +99,7 @@ impl Reason {
             Self::CommandNotFound => "CommandNotFound",
             Self::CommandNotExecutable => "CommandNotExecutable",
             Self::CannotEnforce => "CannotEnforce",
+            Self::Unschedulable => "Unschedulable",
             Self::NodeRejected => "NodeRejected",
             Self::RuntimeCrashed => "RuntimeCrashed",
             Self::NodeLost => "NodeLost",
@@ -122,6 +126,7 @@ impl Reason {
             | Self::CommandNotFound
             | Self::CommandNotExecutable
             | Self::CannotEnforce
+            | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost => Phase::Failed,
@@ -148,6 +153,7 @@ impl Reason {
             | Self::StartTimeout
             | Self::ImagePullFailed
             | Self::CannotEnforce
+            | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost => FailureDomain::Infrastructure,
@@ -175,6 +181,7 @@ impl Reason {
             | Self::StartTimeout
             | Self::ImagePullFailed
             | Self::CannotEnforce
+            | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost => true,
@@ -212,6 +219,7 @@ impl Reason {
             | Self::ImageUnauthorized
             | Self::ImageInvalid
             | Self::CannotEnforce
+            | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost

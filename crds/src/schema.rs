@@ -199,6 +199,14 @@ fn spec() -> Vec<(&'static str, Value)> {
         ),
         ("spec.lifecycle.ttlSeconds", seconds(MOST_TTL_SECONDS)),
         (
+            "spec.lifecycle.scheduleTimeoutSeconds",
+            seconds(MOST_TTL_SECONDS),
+        ),
+        (
+            "spec.lifecycle.ttlSecondsAfterFinished",
+            seconds(MOST_TTL_SECONDS),
+        ),
+        (
             "spec.lifecycle.startTimeoutSeconds",
             seconds(MOST_START_TIMEOUT_SECONDS),
         ),

@@ -48,6 +48,11 @@ pub enum Task {
         /// The Node's name and the UID that the sandbox is bound to.
         absent: Option<(NodeName, Option<Box<str>>)>,
     },
+    /// Delete the object as it was in this version.
+    Delete {
+        /// Its `metadata.resourceVersion`.
+        version: u64,
+    },
     /// Read the sandbox and write that its agent is not heard, if it has not ended.
     Unreachable,
     /// Read the sandbox and write that its node is lost, if it has not ended. Of a Node that is said to be gone the apiserver is asked
@@ -63,6 +68,7 @@ impl Task {
         match self {
             Self::Write { .. } => "write",
             Self::Release { .. } => "release the finalizer",
+            Self::Delete { .. } => "delete what ended long ago",
             Self::Unreachable | Self::NodeUnreachable => "tell that the agent is not heard",
             Self::Lose(_) => "tell that the node is lost",
         }

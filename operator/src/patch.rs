@@ -216,32 +216,88 @@ pub fn lose(
     loss: Loss,
     now: Timestamp,
 ) -> JsonPatch {
-    let reason = Reason::NodeLost;
     let message = bounded(&format!(
         "the node {node} is lost: {loss}; create the sandbox anew to run it elsewhere"
     ));
     let mut conditions = status.conditions.clone();
+    let end = end(Reason::NodeLost, message, &mut conditions, now);
+    let termination = Termination {
+        started_at: status.started_at.clone(),
+        ..end
+    };
+    read.patch()
+        .add("/status/termination", json!(termination))
+        .add("/status/phase", json!(termination.reason.phase().as_str()))
+        .add("/status/conditions", json!(conditions))
+}
+
+/// Writes the end of a sandbox that no node could take in its time, over its status as it was seen: `None` where it has none yet.
+pub fn never_bound(
+    uid: &str,
+    generation: i64,
+    seen: Option<&Unbound>,
+    why: &str,
+    now: Timestamp,
+) -> JsonPatch {
+    let message = bounded(&format!(
+        "no node took it within spec.lifecycle.scheduleTimeoutSeconds: {why}"
+    ));
+    let mut conditions = seen.map_or_else(Vec::new, |seen| seen.conditions.clone());
+    let (kind, reason) = (ConditionType::Scheduled, ConditionReason::Unschedulable);
+    set_condition(
+        &mut conditions,
+        kind,
+        ConditionStatus::False,
+        reason,
+        why,
+        now,
+    );
+    let termination = end(Reason::Unschedulable, message, &mut conditions, now);
+    let phase = json!(termination.reason.phase().as_str());
+    let patch = JsonPatch::of(uid);
+    let Some(seen) = seen else {
+        let status = json!({
+            "observedGeneration": generation,
+            "phase": phase,
+            "conditions": conditions,
+            "termination": termination,
+        });
+        return patch.test("/status", Value::Null).add("/status", status);
+    };
+    patch
+        .test("/status/nodeName", Value::Null)
+        .test("/status/termination", Value::Null)
+        .test("/status/conditions", seen.written.clone())
+        .add("/status/observedGeneration", json!(generation))
+        .add("/status/termination", json!(termination))
+        .add("/status/phase", phase)
+        .add("/status/conditions", json!(conditions))
+}
+
+/// The end that an operator tells, and the conditions that go with it.
+fn end(
+    reason: Reason,
+    message: String,
+    conditions: &mut Vec<Condition>,
+    now: Timestamp,
+) -> Termination {
     for (kind, holds) in [
         (ConditionType::Ready, ConditionStatus::False),
         (ConditionType::Stalled, ConditionStatus::True),
         (ConditionType::Finished, ConditionStatus::True),
     ] {
         let why = ConditionReason::Ended(reason);
-        set_condition(&mut conditions, kind, holds, why, &message, now);
+        set_condition(conditions, kind, holds, why, &message, now);
     }
-    let termination = Termination {
+    Termination {
         reason,
         failure_domain: reason.default_domain(),
         message,
         exit_code: None,
         signal: None,
-        started_at: status.started_at.clone(),
+        started_at: None,
         finished_at: Some(Time(now)),
         peak_memory_bytes: None,
         cpu_seconds: None,
-    };
-    read.patch()
-        .add("/status/termination", json!(termination))
-        .add("/status/phase", json!(reason.phase().as_str()))
-        .add("/status/conditions", json!(conditions))
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cloche_crds::SandboxNode;
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::api::{Api, PatchParams};
+use kube::api::{Api, DeleteParams, PatchParams, Preconditions};
 use kube::{Client, Resource};
 
 use crate::clock::Now;
@@ -121,6 +121,18 @@ impl Hands {
                     self.prove(loss, node, uid.as_deref()).await?;
                 }
                 write(&api, &key.name, Some(patch), Place::Object).await?
+            }
+            Task::Delete { version } => {
+                let only = Preconditions {
+                    uid: Some(job.uid.to_string()),
+                    resource_version: Some(version.to_string()),
+                };
+                let params = DeleteParams::default().preconditions(only);
+                // The object as it is while it goes, or at once nothing.
+                match ask(api.delete(&key.name, &params)).await?.left() {
+                    Some(object) => Some(object),
+                    None => return Ok(Outcome::Gone),
+                }
             }
             Task::Unreachable => {
                 let read = ask(api.get(&key.name)).await?;

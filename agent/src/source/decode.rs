@@ -70,7 +70,7 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
         let path = "metadata.namespace".to_owned();
         return Err(Violations(vec![Violation { path, message }]).into());
     }
-    let elsewhere = placed_elsewhere(&object.spec);
+    let elsewhere = of_a_cluster(&object.spec);
     if !elsewhere.is_empty() {
         return Err(Violations(elsewhere).into());
     }
@@ -88,20 +88,38 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
     })
 }
 
-/// What chooses between nodes.
-fn placed_elsewhere(spec: &SandboxSpec) -> Vec<Violation> {
-    let selector = spec.node_selector.iter().flatten().count();
-    let tolerations = spec.tolerations.iter().flatten().count();
+/// What only a cluster does.
+fn of_a_cluster(spec: &SandboxSpec) -> Vec<Violation> {
+    let lifecycle = spec.lifecycle.as_ref();
+    let one_node = "standalone has one node, this one: leave it out";
+    let own_folder = "standalone deletes no manifests: leave it out";
     [
-        ("spec.nodeSelector", selector),
-        ("spec.tolerations", tolerations),
+        (
+            "spec.nodeSelector",
+            spec.node_selector.iter().flatten().next().is_some(),
+            one_node,
+        ),
+        (
+            "spec.tolerations",
+            spec.tolerations.iter().flatten().next().is_some(),
+            one_node,
+        ),
+        (
+            "spec.lifecycle.scheduleTimeoutSeconds",
+            lifecycle.is_some_and(|lifecycle| lifecycle.schedule_timeout_seconds.is_some()),
+            one_node,
+        ),
+        (
+            "spec.lifecycle.ttlSecondsAfterFinished",
+            lifecycle.is_some_and(|lifecycle| lifecycle.ttl_seconds_after_finished.is_some()),
+            own_folder,
+        ),
     ]
     .into_iter()
-    .filter(|(_, entries)| *entries > 0)
-    .map(|(path, _)| {
-        let message = "standalone has one node, this one: leave it out".to_owned();
-        let path = path.to_owned();
-        Violation { path, message }
+    .filter(|(_, is_there, _)| *is_there)
+    .map(|(path, _, message)| Violation {
+        path: path.to_owned(),
+        message: message.to_owned(),
     })
     .collect()
 }
@@ -250,6 +268,20 @@ mod tests {
                     "image: python, tolerations: [{operator: Exists}]",
                 ),
                 "spec.tolerations: standalone has one node",
+            ),
+            (
+                &GOOD.replace(
+                    "image: python",
+                    "image: python, lifecycle: {scheduleTimeoutSeconds: 5}",
+                ),
+                "spec.lifecycle.scheduleTimeoutSeconds: standalone has one node",
+            ),
+            (
+                &GOOD.replace(
+                    "image: python",
+                    "image: python, lifecycle: {ttlSecondsAfterFinished: 5}",
+                ),
+                "spec.lifecycle.ttlSecondsAfterFinished: standalone deletes no manifests",
             ),
             (
                 &GOOD.replace("image: python", "image: Python"),

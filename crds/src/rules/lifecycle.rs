@@ -34,6 +34,26 @@ pub(super) fn grace(sandbox: &Sandbox) -> Vec<Violation> {
     )
 }
 
+/// `scheduleTimeoutSeconds` is a time.
+pub(super) fn schedule_timeout(sandbox: &Sandbox) -> Vec<Violation> {
+    seconds(
+        sandbox,
+        "scheduleTimeoutSeconds",
+        |lifecycle| lifecycle.schedule_timeout_seconds,
+        MOST_TTL_SECONDS,
+    )
+}
+
+/// `ttlSecondsAfterFinished` is a time.
+pub(super) fn ttl_after_finished(sandbox: &Sandbox) -> Vec<Violation> {
+    seconds(
+        sandbox,
+        "ttlSecondsAfterFinished",
+        |lifecycle| lifecycle.ttl_seconds_after_finished,
+        MOST_TTL_SECONDS,
+    )
+}
+
 fn seconds(
     sandbox: &Sandbox,
     field: &str,

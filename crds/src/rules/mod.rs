@@ -70,7 +70,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 25] = [
+pub const RULES: [Rule; 27] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -162,6 +162,14 @@ pub const RULES: [Rule; 25] = [
     Rule {
         name: "grace",
         check: lifecycle::grace,
+    },
+    Rule {
+        name: "schedule-timeout",
+        check: lifecycle::schedule_timeout,
+    },
+    Rule {
+        name: "ttl-after-finished",
+        check: lifecycle::ttl_after_finished,
     },
     Rule {
         name: "node-selector",

@@ -157,12 +157,18 @@ pub struct Lifecycle {
     /// never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<i64>,
+    /// Seconds from its creation to its binding; then it ends with `Unschedulable`. Default: it waits. Only in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule_timeout_seconds: Option<i64>,
     /// Seconds from its binding to Running, image pull included; then it ends with `StartTimeout`. Default: 300.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_timeout_seconds: Option<i64>,
     /// Seconds between SIGTERM and SIGKILL of the main process at a deliberate end. Default: 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub termination_grace_period_seconds: Option<i64>,
+    /// Seconds after its end at which the object is deleted. Default: it is kept. Only in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<i64>,
 }
 
 /// A taint that does not keep the sandbox away. A taint that comes later ends nothing, so there is no time to tolerate one for.

@@ -7,6 +7,7 @@
     reason = "a test that cannot go on must fail"
 )]
 
+mod due;
 mod gone;
 mod kills;
 mod many;

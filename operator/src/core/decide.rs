@@ -8,7 +8,7 @@ use crate::index::node::{Node, NodeName};
 use crate::index::sandbox::{Asks, Bound, Key, SandboxSeen};
 use crate::job::{Job, Subject, Task};
 use crate::loss;
-use crate::patch::{Scheduled, put_finalizer, schedule, take_finalizer};
+use crate::patch::{Scheduled, never_bound, put_finalizer, schedule, take_finalizer};
 use crate::schedule::fit::{set_of_message, suits};
 use cloche_crds::condition::bounded;
 
@@ -22,7 +22,7 @@ impl Core {
                 }
                 let seen = self.index.sandbox(key)?;
                 let task = match &seen.bound {
-                    Some(bound) => self.of_bound(seen, bound),
+                    Some(bound) => self.of_bound(seen, bound, now),
                     None => self.of_unbound(key, seen, now),
                 }?;
                 Some(Job {
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    fn of_bound(&self, seen: &SandboxSeen, bound: &Bound) -> Option<Task> {
+    fn of_bound(&self, seen: &SandboxSeen, bound: &Bound, now: Now) -> Option<Task> {
         let node = self.index.node(&bound.node);
         let uid = bound.uid.as_deref();
         let is_still = node.is_some_and(|node| node.is_still(uid));
@@ -60,7 +60,7 @@ impl Core {
             return Some(Task::Release { patch, absent });
         }
         if seen.ended {
-            return None;
+            return delete(seen, now);
         }
         if let Some(loss) = loss::loss_of(node, uid, self.brake) {
             return Some(Task::Lose(loss));
@@ -86,9 +86,27 @@ impl Core {
             });
         }
         if seen.ended {
-            return None;
+            return delete(seen, now);
         }
         let told = seen.unschedulable();
+        if seen.is_due(now.wall) {
+            let status = seen.unbound_status.as_deref();
+            let why = match &seen.asks {
+                Asks::Invalid(why) => Some(&**why),
+                Asks::Shape(shape) => self.verdicts.get(shape).map(|verdict| &*verdict.message),
+            };
+            let why = why.or(told).unwrap_or("no node was tried yet");
+            return Some(Task::Write {
+                finalizer: None,
+                status: Some(never_bound(
+                    &seen.uid,
+                    seen.generation,
+                    status,
+                    why,
+                    now.wall,
+                )),
+            });
+        }
         let message = match &seen.asks {
             Asks::Invalid(why) => {
                 let message = bounded(why);
@@ -150,6 +168,13 @@ impl Core {
             task: Task::NodeUnreachable,
         })
     }
+}
+
+/// Once the time after its end is over. Only as it was seen: who changes the object meanwhile may have taken the time away.
+fn delete(seen: &SandboxSeen, now: Now) -> Option<Task> {
+    seen.is_due(now.wall).then_some(Task::Delete {
+        version: seen.version,
+    })
 }
 
 fn of_status(seen: &SandboxSeen, scheduled: &Scheduled, now: Now) -> crate::patch::JsonPatch {

@@ -25,9 +25,11 @@ use crate::clock::Now;
 use crate::failure::{self, Class};
 use crate::index::Index;
 use crate::index::node::{NodeName, Offer};
+use crate::index::sandbox::Key;
 use crate::index::shape::Shape;
 use crate::job::{Job, Outcome, Subject};
 use crate::schedule::queue::Queue;
+use jiff::Timestamp;
 use judge::Sight;
 use place::Verdict;
 
@@ -51,6 +53,8 @@ pub struct Core {
     /// How often a subject's jobs have failed one after another.
     failures: HashMap<Subject, u32>,
     later: BinaryHeap<Reverse<(Duration, Subject)>>,
+    /// Sandboxes, by the wall clock's time at which they are to be looked at.
+    due: BTreeSet<(Timestamp, Key)>,
     /// Those in `later`.
     paused: HashSet<Subject>,
     /// Objects that the apiserver refused to change, by the version that it refused.
@@ -202,6 +206,14 @@ impl Core {
             if let Some(Reverse((_, subject))) = self.later.pop() {
                 self.paused.remove(&subject);
                 self.mark(subject);
+            }
+        }
+        while let Some((at, _)) = self.due.first() {
+            if *at > now.wall {
+                break;
+            }
+            if let Some((_, key)) = self.due.pop_first() {
+                self.mark(Subject::Sandbox(key));
             }
         }
         if self.is_synced() {

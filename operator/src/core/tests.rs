@@ -16,6 +16,7 @@ use crate::job::Task;
 use crate::lenient::Lenient;
 use crate::loss::Loss;
 
+mod due;
 mod nodes;
 mod room;
 
@@ -53,7 +54,10 @@ impl World {
     fn now(&self) -> Now {
         Now {
             run: self.now,
-            wall: Timestamp::from_second(1_800_000_000).unwrap(),
+            wall: Timestamp::from_second(
+                1_800_000_000 + i64::try_from(self.now.as_secs()).unwrap(),
+            )
+            .unwrap(),
         }
     }
 

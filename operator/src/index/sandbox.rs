@@ -6,7 +6,8 @@ use std::sync::Arc;
 use cloche_crds::cluster::FINALIZER;
 use cloche_crds::condition::Condition;
 use cloche_crds::rules::validate;
-use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, SandboxStatus};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Sandbox, SandboxStatus};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::shape::Shape;
@@ -71,6 +72,8 @@ pub struct SandboxSeen {
     pub unreachable: bool,
     /// In which of its node's silences that was last told.
     pub told_silence: u32,
+    /// When its object is to be dealt with, if ever: ended as unschedulable while it waits for a node, deleted after its end.
+    pub due: Option<Timestamp>,
     /// Of its status, if it has one and as long as it is unbound: the binding is written over it.
     pub unbound_status: Option<Box<Unbound>>,
 }
@@ -138,6 +141,7 @@ impl SandboxSeen {
             ended: status.is_some_and(ended),
             unreachable: status.is_some_and(is_unreachable),
             told_silence: 0,
+            due: due(&read.sandbox),
             unbound_status: match &bound {
                 Some(_) => None,
                 None => status.map(|status| {
@@ -161,6 +165,11 @@ impl SandboxSeen {
         self.bound.is_none() && !self.ended && !self.deleting
     }
 
+    /// Whether the time has come that its spec names.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        self.due.is_some_and(|due| due <= now)
+    }
+
     /// The message of the condition that says that no node can take it.
     pub fn unschedulable(&self) -> Option<&str> {
         let conditions = &self.unbound_status.as_ref()?.conditions;
@@ -168,6 +177,27 @@ impl SandboxSeen {
         (scheduled.reason == ConditionReason::Unschedulable.as_str())
             .then_some(scheduled.message.as_str())
     }
+}
+
+/// By the times that are written in it: a watch may be late, and another operator may have led before.
+fn due(sandbox: &Sandbox) -> Option<Timestamp> {
+    let lifecycle = sandbox.spec.lifecycle.as_ref()?;
+    let status = sandbox.status.as_ref();
+    let is_bound = status.is_some_and(|status| status.node_name.is_some());
+    let (from, seconds) = match status.and_then(|status| status.termination.as_ref()) {
+        Some(end) => (
+            end.finished_at.as_ref()?,
+            lifecycle.ttl_seconds_after_finished?,
+        ),
+        None if is_bound => return None,
+        None => (
+            sandbox.metadata.creation_timestamp.as_ref()?,
+            lifecycle.schedule_timeout_seconds?,
+        ),
+    };
+    // What is written is cut to whole seconds: never too early.
+    let wait = SignedDuration::from_secs(seconds.checked_add(1)?);
+    from.0.checked_add(wait).ok()
 }
 
 fn condition(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
