@@ -14,6 +14,7 @@ pub mod node;
 mod phase;
 pub mod quantity;
 mod reason;
+pub mod refusal;
 pub mod rules;
 pub mod sandbox;
 pub mod schema;

@@ -12,7 +12,7 @@ pub struct Now {
     /// Since the operator's start, by `CLOCK_MONOTONIC`. Ages are kept in it: it stands still while the machine sleeps, and what was not
     /// watched does not count as silence.
     pub run: Duration,
-    /// The wall clock: only ever shown.
+    /// The wall clock: shown, and held against times that stand in objects, for those have to outlive an operator.
     pub wall: Timestamp,
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cloche_crds::refusal::Refusal;
 use kube::Error;
 use kube::core::Status;
 
@@ -48,27 +49,13 @@ fn of_status(status: &Status) -> Class {
         404 | 410 => Class::Gone,
         409 => Class::Conflict,
         400 | 405 | 415 => Class::Bug,
-        422 => of_invalid(status),
+        422 => match Refusal::of(status) {
+            Refusal::Rule => Class::Invalid,
+            Refusal::Test => Class::Conflict,
+            Refusal::Foreign => Class::Transient,
+        },
         // Also 403: a role that is missing may come, and a namespace that is being deleted goes.
         _ => Class::Transient,
-    }
-}
-
-/// The schema names a field. A JSON patch one of whose tests failed is told as an invalid object too, without a cause that is anybody's
-/// but the apiserver's. The rest are policies and webhooks of others, which may change their minds.
-fn of_invalid(status: &Status) -> Class {
-    let causes = status.details.as_ref();
-    let causes = causes.map_or(&[][..], |details| &details.causes);
-    if causes.iter().any(|cause| !cause.field.is_empty()) {
-        return Class::Invalid;
-    }
-    let of_apiserver = causes
-        .iter()
-        .all(|cause| cause.reason == "UnexpectedServerResponse");
-    if of_apiserver && !status.message.starts_with("admission webhook") {
-        Class::Conflict
-    } else {
-        Class::Transient
     }
 }
 

@@ -231,28 +231,29 @@ pub fn lose(
         .add("/status/conditions", json!(conditions))
 }
 
-/// Writes the end of a sandbox that no node could take in its time, over its status as it was seen: `None` where it has none yet.
+/// Writes the end of a sandbox that was not bound in its time, over its status as it was seen: `None` where it has none yet.
 pub fn never_bound(
     uid: &str,
     generation: i64,
     seen: Option<&Unbound>,
+    reason: Reason,
     why: &str,
     now: Timestamp,
 ) -> JsonPatch {
     let message = bounded(&format!(
-        "no node took it within spec.lifecycle.scheduleTimeoutSeconds: {why}"
+        "it was not bound within spec.lifecycle.scheduleTimeoutSeconds: {why}"
     ));
     let mut conditions = seen.map_or_else(Vec::new, |seen| seen.conditions.clone());
-    let (kind, reason) = (ConditionType::Scheduled, ConditionReason::Unschedulable);
+    let (kind, scheduled) = (ConditionType::Scheduled, ConditionReason::Unschedulable);
     set_condition(
         &mut conditions,
         kind,
         ConditionStatus::False,
-        reason,
+        scheduled,
         why,
         now,
     );
-    let termination = end(Reason::Unschedulable, message, &mut conditions, now);
+    let termination = end(reason, message, &mut conditions, now);
     let phase = json!(termination.reason.phase().as_str());
     let patch = JsonPatch::of(uid);
     let Some(seen) = seen else {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cloche_crds::refusal::Refusal;
 use cloche_crds::sandbox::Sandbox;
 use futures::future::BoxFuture;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
@@ -136,7 +137,12 @@ fn class(name: &str, error: kube::Error) -> ObjectError {
         kube::Error::Api(status) if status.code == 404 && names(status, name) => {
             return ObjectError::Gone;
         }
-        // A failed test of a JSON patch is a 422, as a broken rule is.
+        // A policy of somebody else may be taken back, and until then what is told is not.
+        kube::Error::Api(status)
+            if status.code == 422 && Refusal::of(status) == Refusal::Foreign =>
+        {
+            None
+        }
         kube::Error::Api(status) if matches!(status.code, 400 | 422) => {
             Some(status.message.clone())
         }

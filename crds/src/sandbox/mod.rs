@@ -67,7 +67,7 @@ pub struct SandboxSpec {
     /// Environment of everything that runs in the sandbox, over the image's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Vec<EnvVar>>,
-    /// Absolute path in which commands start, made if missing. Default: the image's, else `/`.
+    /// Absolute path in which commands start, made if missing (not in a read-only root). Default: the image's, else `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_dir: Option<String>,
     /// Absolute path of the shell that runs string commands. Default: /bin/bash if the image has it, else /bin/sh.
@@ -166,7 +166,7 @@ pub struct Lifecycle {
     /// Seconds between SIGTERM and SIGKILL of the main process at a deliberate end. Default: 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub termination_grace_period_seconds: Option<i64>,
-    /// Seconds after its end at which the object is deleted. Default: it is kept. Only in a cluster.
+    /// Seconds after its end at which the object is deleted, by the clocks of node and cluster. Default: it is kept. Only in a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_finished: Option<i64>,
 }

@@ -10,6 +10,7 @@ use crate::job::{Job, Subject, Task};
 use crate::loss;
 use crate::patch::{Scheduled, never_bound, put_finalizer, schedule, take_finalizer};
 use crate::schedule::fit::{set_of_message, suits};
+use cloche_crds::Reason;
 use cloche_crds::condition::bounded;
 
 impl Core {
@@ -89,22 +90,14 @@ impl Core {
             return delete(seen, now);
         }
         let told = seen.unschedulable();
-        if seen.is_due(now.wall) {
+        if seen.is_due(now.wall)
+            && let Some((reason, why)) = self.refusal(key, seen)
+        {
             let status = seen.unbound_status.as_deref();
-            let why = match &seen.asks {
-                Asks::Invalid(why) => Some(&**why),
-                Asks::Shape(shape) => self.verdicts.get(shape).map(|verdict| &*verdict.message),
-            };
-            let why = why.or(told).unwrap_or("no node was tried yet");
+            let end = never_bound(&seen.uid, seen.generation, status, reason, why, now.wall);
             return Some(Task::Write {
                 finalizer: None,
-                status: Some(never_bound(
-                    &seen.uid,
-                    seen.generation,
-                    status,
-                    why,
-                    now.wall,
-                )),
+                status: Some(end),
             });
         }
         let message = match &seen.asks {
@@ -126,6 +119,18 @@ impl Core {
             finalizer: None,
             status: Some(of_status(seen, &scheduled, now)),
         })
+    }
+
+    /// Why no node takes it; `None` as long as that has not been tried, which may be so where nobody led until now.
+    fn refusal<'a>(&'a self, key: &Key, seen: &'a SandboxSeen) -> Option<(Reason, &'a str)> {
+        match &seen.asks {
+            Asks::Invalid(why) => Some((Reason::SpecInvalid, why)),
+            Asks::Shape(shape) => {
+                let is_parked = self.queue.is_parked(shape) && self.queue.shape_of(key).is_some();
+                let verdict = self.verdicts.get(shape).filter(|_| is_parked)?;
+                Some((Reason::Unschedulable, &verdict.message))
+            }
+        }
     }
 
     /// Binds to the node that is assumed, as long as there is one.

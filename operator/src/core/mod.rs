@@ -25,11 +25,9 @@ use crate::clock::Now;
 use crate::failure::{self, Class};
 use crate::index::Index;
 use crate::index::node::{NodeName, Offer};
-use crate::index::sandbox::Key;
 use crate::index::shape::Shape;
 use crate::job::{Job, Outcome, Subject};
 use crate::schedule::queue::Queue;
-use jiff::Timestamp;
 use judge::Sight;
 use place::Verdict;
 
@@ -53,8 +51,6 @@ pub struct Core {
     /// How often a subject's jobs have failed one after another.
     failures: HashMap<Subject, u32>,
     later: BinaryHeap<Reverse<(Duration, Subject)>>,
-    /// Sandboxes, by the wall clock's time at which they are to be looked at.
-    due: BTreeSet<(Timestamp, Key)>,
     /// Those in `later`.
     paused: HashSet<Subject>,
     /// Objects that the apiserver refused to change, by the version that it refused.
@@ -66,6 +62,8 @@ pub struct Core {
     asking: Option<(NodeName, Option<Arc<Shape>>)>,
     /// Counts what could change a verdict.
     epoch: u64,
+    /// When time was last let pass.
+    ticked: Duration,
     brake: bool,
     sight: Sight,
     /// Whose turn it is: those that wait, or all else.
@@ -208,13 +206,10 @@ impl Core {
                 self.mark(subject);
             }
         }
-        while let Some((at, _)) = self.due.first() {
-            if *at > now.wall {
-                break;
-            }
-            if let Some((_, key)) = self.due.pop_first() {
-                self.mark(Subject::Sandbox(key));
-            }
+        self.ticked = now.run;
+        let due: Vec<_> = self.index.due(now.wall).map(Arc::clone).collect();
+        for key in due {
+            self.mark(Subject::Sandbox(key));
         }
         if self.is_synced() {
             self.judge_all(now.run);
@@ -230,7 +225,8 @@ impl Core {
             return now.run;
         }
         let retry = self.later.peek().map(|Reverse((at, _))| *at);
-        let tick = now.run + TICK;
+        // From the last one: what happens in between must not put it off.
+        let tick = self.ticked + TICK;
         retry.map_or(tick, |retry| retry.min(tick)).max(now.run)
     }
 

@@ -187,10 +187,6 @@ impl Core {
             self.epoch += 1;
         }
         let seen = self.index.sandbox(&key);
-        if let Some(due) = seen.and_then(|seen| seen.due) {
-            // One that was moved or is no more costs a look.
-            self.due.insert((due, Key::clone(&key)));
-        }
         let waits = seen.filter(|seen| seen.is_waiting() && self.index.assumed(&key).is_none());
         let shape = waits.and_then(|seen| match &seen.asks {
             Asks::Shape(shape) => Some(Arc::clone(shape)),

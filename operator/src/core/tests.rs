@@ -48,6 +48,7 @@ impl World {
             world.offer(name, "u");
             world.beat(name);
         }
+        world.pass(0);
         world
     }
 

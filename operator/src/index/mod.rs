@@ -4,9 +4,10 @@ pub mod node;
 pub mod sandbox;
 pub mod shape;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use node::{Node, NodeName};
 use sandbox::{Asks, Bound, Key, SandboxKey, SandboxSeen, key_of, version_of};
 use shape::{Shape, Shapes};
@@ -20,6 +21,8 @@ pub struct Index {
     nodes: BTreeMap<NodeName, Node>,
     /// Bindings that are decided and not yet seen.
     assumed: HashMap<Key, NodeName>,
+    /// Sandboxes by the time at which something is due of them.
+    due: BTreeSet<(Timestamp, Key)>,
     shapes: Shapes,
 }
 
@@ -51,6 +54,12 @@ impl Index {
     /// Every sandbox's key. For the end of a listing.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.sandboxes.keys()
+    }
+
+    /// Sandboxes of which something is due by the wall clock.
+    pub fn due(&self, now: Timestamp) -> impl Iterator<Item = &Key> {
+        let come = self.due.iter().take_while(move |(at, _)| *at <= now);
+        come.map(|(_, key)| key)
     }
 
     /// The node to which it is about to be bound.
@@ -139,7 +148,17 @@ impl Index {
     ) -> Changed {
         let charged = self.charge_of(&key);
         let bound = self.bound_to(&key);
+        let was_due = self.due_of(&key);
         let replaced = change(self, &key);
+        let is_due = self.due_of(&key);
+        if was_due != is_due {
+            if let Some(at) = was_due {
+                self.due.remove(&(at, Arc::clone(&key)));
+            }
+            if let Some(at) = is_due {
+                self.due.insert((at, Arc::clone(&key)));
+            }
+        }
         let (takes, binds) = (self.charge_of(&key), self.bound_to(&key));
         if bound != binds {
             if let Some(node) = bound {
@@ -182,6 +201,10 @@ impl Index {
             Asks::Shape(shape) => Some((NodeName::clone(node), Arc::clone(shape))),
             Asks::Invalid(_) => None,
         }
+    }
+
+    fn due_of(&self, key: &Key) -> Option<Timestamp> {
+        self.sandboxes.get(key)?.due
     }
 
     fn bound_to(&self, key: &Key) -> Option<NodeName> {

@@ -94,8 +94,8 @@ impl Machine {
     }
 }
 
-/// What cannot be read counts as nothing: a sandbox too few on a node is better than one too many. Disk counts where it is told: a Node
-/// need not have any to offer, and an agent offers its own file system's.
+/// What cannot be read counts as nothing: a sandbox too few on a node is better than one too many. Disk is the agent's to offer: it need
+/// not be on the kubelet's file system, of which the Node tells.
 fn ceiling(status: &NodeStatus) -> Amount {
     let read = |name: &str| {
         let quantity = status.allocatable.as_ref()?.get(name)?;
@@ -108,8 +108,7 @@ fn ceiling(status: &NodeStatus) -> Amount {
         memory: read("memory")
             .and_then(|quantity| quantity.bytes().ok())
             .unwrap_or_default(),
-        disk: read("ephemeral-storage")
-            .map_or(NO_BOUND, |quantity| quantity.bytes().unwrap_or_default()),
+        disk: NO_BOUND,
     }
 }
 

@@ -131,6 +131,7 @@ impl SandboxSeen {
         });
         let ended =
             |status: &SandboxStatus| status.termination.is_some() || status.phase.is_terminal();
+        let ended = status.is_some_and(ended);
         Self {
             uid: metadata.uid.as_deref().unwrap_or_default().into(),
             version: version_of(metadata),
@@ -138,10 +139,10 @@ impl SandboxSeen {
             deleting: metadata.deletion_timestamp.is_some(),
             finalizers: metadata.finalizers.clone().unwrap_or_default(),
             asks,
-            ended: status.is_some_and(ended),
+            ended,
             unreachable: status.is_some_and(is_unreachable),
             told_silence: 0,
-            due: due(&read.sandbox),
+            due: due(&read.sandbox, ended),
             unbound_status: match &bound {
                 Some(_) => None,
                 None => status.map(|status| {
@@ -179,8 +180,12 @@ impl SandboxSeen {
     }
 }
 
-/// By the times that are written in it: a watch may be late, and another operator may have led before.
-fn due(sandbox: &Sandbox) -> Option<Timestamp> {
+/// By the times that are written in it: a watch may be late, and another operator may have led before. Nothing is of one that is being
+/// deleted.
+fn due(sandbox: &Sandbox, has_ended: bool) -> Option<Timestamp> {
+    if sandbox.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
     let lifecycle = sandbox.spec.lifecycle.as_ref()?;
     let status = sandbox.status.as_ref();
     let is_bound = status.is_some_and(|status| status.node_name.is_some());
@@ -189,7 +194,7 @@ fn due(sandbox: &Sandbox) -> Option<Timestamp> {
             end.finished_at.as_ref()?,
             lifecycle.ttl_seconds_after_finished?,
         ),
-        None if is_bound => return None,
+        None if has_ended || is_bound => return None,
         None => (
             sandbox.metadata.creation_timestamp.as_ref()?,
             lifecycle.schedule_timeout_seconds?,

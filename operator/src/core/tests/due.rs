@@ -6,6 +6,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 
+fn version_of(sandbox: &Sandbox) -> u64 {
+    let version = sandbox.metadata.resource_version.as_deref();
+    version.unwrap().parse().unwrap()
+}
+
 /// A patch of the status, as JSON; empty where none is written.
 fn written(task: &Task) -> String {
     let Task::Write {
@@ -40,6 +45,70 @@ impl World {
         .unwrap();
         self.apply(sandbox);
     }
+}
+
+#[test]
+fn what_was_never_tried_is_tried_first_and_what_is_invalid_says_so() {
+    let mut world = World::of(&["a"]);
+    let mut fits = world.sandbox("fits", "1");
+    fits.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1_700_000_000).unwrap()));
+    fits.spec.lifecycle = Some(waits(60));
+    fits.metadata.generation = Some(2);
+    world.apply(&mut fits);
+    let mut broken = fits.clone();
+    broken.metadata.name = Some("broken".to_owned());
+    broken.metadata.uid = Some("uid-broken".to_owned());
+    broken.spec.image = "No Image".to_owned();
+    world.apply(&mut broken);
+    world.pass(1);
+    let jobs = world.jobs();
+    let said: Vec<_> = jobs.iter().map(said).collect();
+    assert!(said.contains(&"a".to_owned()), "{said:?}");
+    let ends: Vec<_> = jobs
+        .iter()
+        .map(|job| written(&job.task))
+        .filter(|text| text.contains("termination"))
+        .collect();
+    let [end] = &ends[..] else { panic!("{ends:?}") };
+    assert!(
+        end.contains("SpecInvalid") && !end.contains("failureDomain\": String(\"Infrastructure"),
+        "{end}"
+    );
+}
+
+#[test]
+fn time_passes_however_much_happens() {
+    let mut world = World::of(&["a"]);
+    let mut sandbox = world.too_large(waits(5));
+    let first = world.jobs();
+    let outcome = told(sandbox.clone(), "0/1 nodes: 1 not enough cpu");
+    world.done(&first[0], outcome);
+    // As the controller does: something happens all the time, and time passes when it is asked for.
+    for _ in 0..100 {
+        world.now += Duration::from_millis(100);
+        world.beat("a");
+        let now = world.now();
+        if world.core.next_tick(now) <= now.run {
+            world.core.tick(now);
+        }
+    }
+    assert!(
+        world
+            .tasks()
+            .iter()
+            .any(|task| written(task).contains("termination"))
+    );
+    // Nothing is kept of what is gone, nor of times that were changed.
+    for seconds in 100..200 {
+        sandbox.spec.lifecycle = Some(waits(seconds));
+        world.apply(&mut sandbox);
+    }
+    let far = Timestamp::from_second(2_000_000_000).unwrap();
+    assert_eq!(world.core.index.due(far).count(), 1);
+    world.tell(Event::Sandbox(Change::Gone(Box::new(
+        sandbox.metadata.clone(),
+    ))));
+    assert_eq!(world.core.index.due(far).count(), 0);
 }
 
 fn waits(seconds: i64) -> Lifecycle {
@@ -122,10 +191,22 @@ fn what_has_ended_is_deleted_in_its_time_as_it_was_seen() {
         );
         world.pass(1);
         let jobs = world.jobs();
-        let version = world.version;
+        let version = version_of(&sandbox);
         let last = jobs.last().unwrap();
         assert_eq!(jobs.len(), 1, "{bound}");
-        assert!(matches!(last.task, Task::Delete { version: seen } if seen > 0 && seen <= version));
+        assert_eq!(last.task, Task::Delete { version }, "{bound}");
+        // It goes, and waits for its agent: there is nothing more to do.
+        let mut going = sandbox.clone();
+        going.metadata.deletion_timestamp = Some(Time(world.now().wall));
+        going.metadata.finalizers = Some(vec!["somebody/else".to_owned()]);
+        going.metadata.resource_version = Some((version + 1).to_string());
+        let mut other = World {
+            version: version + 1,
+            ..World::of(&["a"])
+        };
+        other.apply(&mut going.clone());
+        other.pass_heard(60, &["a"]);
+        assert!(other.tasks().is_empty(), "{bound}");
         // Somebody changed it meanwhile: it is looked at again.
         sandbox.spec.lifecycle = None;
         world.apply(&mut sandbox);
