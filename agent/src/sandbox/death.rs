@@ -76,6 +76,17 @@ pub(super) fn of_command(error: &CommandError) -> Cause {
     }
 }
 
+/// Init could not do what it was told before the first command, perhaps to keep the root read-only.
+pub(super) fn of_set_up(why: &str, is_rule: bool) -> Cause {
+    let reason = if is_rule {
+        Reason::CannotEnforce
+    } else {
+        Reason::RuntimeCrashed
+    };
+    let message = format!("its init could not be set up: {why}");
+    Cause::new(reason, FailureDomain::Infrastructure, message)
+}
+
 /// A writable path of the spec that the image does not allow.
 pub(super) fn of_path(why: &str) -> Cause {
     Cause::new(

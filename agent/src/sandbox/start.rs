@@ -122,22 +122,25 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
     let sessions = open(shared, record, Some(pipes), bridge)
         .await
         .map_err(|error| death::of_start(&error, false))?;
-    set_up(shared, &sessions, &said).await?;
+    set_up(shared, record, &sessions, &said).await?;
     fault::point("claim.channel");
     Ok(())
 }
 
 /// Waits until init answers and has done what it was told.
-async fn set_up(shared: &Shared, sessions: &Sessions, said: &BoundedLog) -> Result<(), Cause> {
+async fn set_up(
+    shared: &Shared,
+    record: &SandboxRecord,
+    sessions: &Sessions,
+    said: &BoundedLog,
+) -> Result<(), Cause> {
     let mut health = sessions.health();
     loop {
         let seen = health.borrow_and_update().clone();
         match (seen.link, seen.setup) {
             (Link::Up, Some(SetUp::Done)) => return Ok(()),
             (Link::Up, Some(SetUp::Failed(why))) => {
-                return Err(death::internal(&format!(
-                    "its init could not be set up: {why}"
-                )));
+                return Err(death::of_set_up(&why, record.spec.security.read_only_root));
             }
             (Link::Up, Some(SetUp::BadPath(why))) => return Err(death::of_path(&why)),
             (Link::Unavailable { why }, _) if init_has_ended(shared).await => {

@@ -274,6 +274,13 @@ async fn a_read_only_root_takes_writes_where_it_is_said_alone() {
     .unwrap();
 }
 
+// In a user namespace that a guest makes for itself it has every capability.
+const MINE_REMOUNT: &str = "busybox unshare -Urm sh -c 'mount -o remount,rw / && touch /etc/x' 2>/dev/null || echo refused";
+const MINE_BIND: &str = "mkdir -p /tmp/all; busybox unshare -Urm \\
+    sh -c 'mount -o bind / /tmp/all && mount -o remount,bind,rw /tmp/all && touch /tmp/all/etc/x' 2>/dev/null || echo refused";
+const MINE_UMOUNT: &str =
+    "busybox unshare -Urm sh -c 'umount /data && touch /data/x' 2>/dev/null || echo refused";
+
 /// Where the sandboxes of this test can be written to, and where not, by whom.
 async fn closed(agent: &Agent) -> Result<()> {
     let tries = |path: &str| {
@@ -313,6 +320,9 @@ async fn closed(agent: &Agent) -> Result<()> {
             "mount -t tmpfs x /root 2>/dev/null || echo refused",
             "refused",
         ),
+        (MINE_REMOUNT, "refused"),
+        (MINE_BIND, "refused"),
+        (MINE_UMOUNT, "refused"),
         ("echo new > /file && cat /file", "new"),
         ("rm /file 2>/dev/null || echo stays", "stays"),
         ("stat -c %a:%u /srv/made", "777:0"),

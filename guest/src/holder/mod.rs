@@ -56,6 +56,8 @@ struct Holder {
     killing: BTreeMap<Serial, u32>,
     hostname: Option<String>,
     root: Root,
+    /// Why it could not be set up.
+    fault: Option<String>,
     /// The session whose output was read last.
     cursor: Serial,
     scratch: Vec<u8>,
@@ -270,6 +272,12 @@ impl Holder {
     }
 
     fn spawn(&mut self, serial: Serial, spec: &SessionSpec) {
+        if let Some(why) = &self.fault {
+            let message = format!("the sandbox could not be set up: {why}");
+            let failure = Failure::new(ExitCause::SetupFailed, message);
+            self.core.failed(serial, &failure, self.now);
+            return;
+        }
         let opened = self
             .groups
             .create(serial)
@@ -345,6 +353,11 @@ impl Holder {
                 Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::EPIPE | Errno::ECONNRESET) => return,
                 Ok(()) => {}
                 Err(error) => {
+                    if *order == Order::ReadOnlyRoot {
+                        self.spawner.orders.pop_front();
+                        self.hear_of_root(error as i32, -1);
+                        return;
+                    }
                     if let Order::Spawn(serial) = *order {
                         let why = error.desc().to_lowercase();
                         let message = format!("handing it to the spawner: {why}");

@@ -40,13 +40,24 @@ impl Holder {
             (Root::Ordered(_) | Root::ReadOnly(_), Some(_) | None) => {
                 let error =
                     "what can be written is decided already, and is not what is asked for now";
-                self.has_set_up(error.to_owned(), String::new());
+                self.answer(error.to_owned(), String::new());
             }
         }
     }
 
     fn has_set_up(&mut self, error: String, path: String) {
-        self.core.set_up(SetupDone { error, path });
+        // Nothing may run in a sandbox that is not what was asked for.
+        self.fault = Some(error.clone()).filter(|error| !error.is_empty());
+        self.answer(error, path);
+    }
+
+    fn answer(&mut self, error: String, path: String) {
+        let read_only_root = matches!(self.root, Root::ReadOnly(_));
+        self.core.set_up(SetupDone {
+            error,
+            path,
+            read_only_root,
+        });
     }
 
     /// The spawner does it: it sees what the sessions see. The sessions that are ordered after this come after it.
@@ -75,13 +86,21 @@ impl Holder {
             return;
         }
         self.root = Root::Writable;
-        let why = Errno::from_raw(error).desc().to_lowercase();
+        let error = Errno::from_raw(error);
+        let why = error.desc().to_lowercase();
+        // By what the image has there, and not for want of room or by a kernel that cannot.
+        let is_paths = matches!(
+            error,
+            Errno::ENOTDIR | Errno::ENOENT | Errno::ENAMETOOLONG | Errno::ELOOP | Errno::EINVAL
+        );
         let at_fault = usize::try_from(path)
             .ok()
             .and_then(|path| asked.writable.get(path));
-        match at_fault {
-            Some(path) => self.has_set_up(format!("keeping {path} writable: {why}"), path.clone()),
-            None => self.has_set_up(format!("making the root read-only: {why}"), String::new()),
-        }
+        let (why, path) = match at_fault {
+            Some(path) if is_paths => (format!("keeping {path} writable: {why}"), path.clone()),
+            Some(path) => (format!("keeping {path} writable: {why}"), String::new()),
+            None => (format!("making the root read-only: {why}"), String::new()),
+        };
+        self.has_set_up(why, path);
     }
 }

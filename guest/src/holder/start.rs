@@ -141,6 +141,7 @@ pub fn run(directory: &str) -> Result<(), HolderError> {
         killing: BTreeMap::new(),
         hostname: None,
         root: Root::default(),
+        fault: None,
         cursor: 0,
         scratch: vec![0; BLOCK],
     }

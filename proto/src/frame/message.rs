@@ -313,6 +313,9 @@ pub struct SetupDone {
     /// The writable path that is at fault; empty where none is.
     #[prost(string, tag = "2")]
     pub path: String,
+    /// Sessions cannot write to the root, but for the paths that were told. Never of an init that does not know how.
+    #[prost(bool, tag = "3")]
+    pub read_only_root: bool,
 }
 
 /// The whole state of one session.

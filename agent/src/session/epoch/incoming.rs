@@ -88,13 +88,15 @@ impl Epoch {
             },
             UpKind::SetupDone(done) => {
                 let error = one_line(&done.error);
-                events.push(Event::SetupDone(
-                    match (done.error.is_empty(), done.path.is_empty()) {
-                        (true, _) => SetUp::Done,
-                        (false, true) => SetUp::Failed(error),
-                        (false, false) => SetUp::BadPath(error),
-                    },
-                ));
+                // An init of another version may not know what it was told.
+                let is_kept = done.read_only_root == self.setup.read_only_root.is_some();
+                let outcome = match (done.error.is_empty(), done.path.is_empty()) {
+                    (true, _) if is_kept => SetUp::Done,
+                    (true, _) => SetUp::Failed("it does not keep the root read-only".to_owned()),
+                    (false, true) => SetUp::Failed(error),
+                    (false, false) => SetUp::BadPath(error),
+                };
+                events.push(Event::SetupDone(outcome));
                 Ok(())
             }
         }
