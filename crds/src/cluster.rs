@@ -1,11 +1,17 @@
 //! What the parts of Cloche call each other by in a cluster: names that stand in objects of more than one part.
 
+use std::time::Duration;
+
 /// The API group of our objects.
 pub const GROUP: &str = "cloche.dev";
 /// The API group that the gateway serves through the aggregation layer.
 pub const SUBRESOURCES_GROUP: &str = "subresources.cloche.dev";
 /// The version of both groups.
 pub const VERSION: &str = "v1alpha1";
+
+/// How long an answer of the apiserver may be silent. A watch on which nothing happens tells so about every minute (bookmarks): one that
+/// does not hangs on a connection whose other end is gone.
+pub const SILENCE: Duration = Duration::from_mins(2);
 
 /// Finalizer of every Sandbox: the operator puts it on before a binding; the node's agent takes it off when nothing of the sandbox
 /// is left on the node, or the operator where no node can have anything of it.

@@ -173,7 +173,9 @@ impl Log {
         let outage = self.outage.get_or_insert_with(Outage::begin);
         let is_too_long = outage.is_too_long();
         // What was not seen yet begins as it would have then.
-        self.ask.offsets = self.state.offsets();
+        for (asked, seen) in self.ask.offsets.iter_mut().zip(self.state.offsets()) {
+            *asked = seen.or(*asked);
+        }
         tokio::time::sleep(outage.pause()).await;
         match read(&self.agents, &self.place, &self.ask).await {
             Ok(reading) => self.reading = Some(reading),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cloche_crds::cluster::SILENCE;
 use cloche_identity::{Applicant, Identity, Store};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpListener;
@@ -152,7 +153,7 @@ async fn end(gateway: &Gateway) {
 }
 
 async fn client(options: &Options) -> Result<kube::Client, Error> {
-    let config = match &options.kubeconfig {
+    let mut config = match &options.kubeconfig {
         Some(file) => {
             let kubeconfig =
                 Kubeconfig::read_from(file).map_err(|error| Error::Kubeconfig(error.into()))?;
@@ -164,5 +165,6 @@ async fn client(options: &Options) -> Result<kube::Client, Error> {
             .await
             .map_err(|error| Error::Kubeconfig(error.into()))?,
     };
+    config.read_timeout = Some(SILENCE);
     kube::Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))
 }

@@ -41,8 +41,6 @@ const HEADERS: usize = GROUPS + 128;
 const SPARE: usize = 512;
 /// A connection on which nothing happens is looked after so often, and given up when three in a row are not answered.
 const KEEPALIVE: u32 = 15;
-/// What was sent and is not acknowledged for so long breaks the connection, in milliseconds.
-const UNACKNOWLEDGED: u32 = 60_000;
 /// Bytes that wait in the kernel for a client; it takes twice as much.
 const UNSENT: usize = 128 << 10;
 /// How long to wait after the system could not accept a connection: it is out of something.
@@ -136,12 +134,13 @@ fn accept(credentials: &Credentials) -> Option<TlsAcceptor> {
 fn set_up(stream: &TcpStream) -> std::io::Result<()> {
     // Small messages go both ways all the time: each would wait for the acknowledgement of the one before.
     stream.set_nodelay(true)?;
-    // A front proxy that is gone with its machine says nothing, and its streams would hold their places for ever.
+    // A front proxy that is gone with its machine says nothing, and its streams would hold their places for ever. What it was sent and does not
+    // acknowledge is given up by the kernel after some 15 minutes (tcp_retries2). Not sooner, by TCP_USER_TIMEOUT: that also ends who only does
+    // not read (seen after 60 s), and an output in a pager is nothing wrong.
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &KEEPALIVE)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &KEEPALIVE)?;
     setsockopt(stream, sockopt::TcpKeepCount, &3)?;
-    setsockopt(stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED)?;
     setsockopt(stream, sockopt::SndBuf, &UNSENT)?;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Puts the parts together; from the start to the stop.
 
 use anyhow::{Context as _, Result, bail};
+use cloche_crds::cluster::SILENCE;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::net::TcpListener;
@@ -77,7 +78,7 @@ pub async fn run(options: Options) -> Result<()> {
 }
 
 async fn connect(options: &Options) -> Result<Client> {
-    let config = match &options.kubeconfig {
+    let mut config = match &options.kubeconfig {
         Some(path) => {
             let file =
                 Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
@@ -87,6 +88,7 @@ async fn connect(options: &Options) -> Result<Client> {
         }
         None => Config::infer().await.context("find the apiserver")?,
     };
+    config.read_timeout = Some(SILENCE);
     Client::try_from(config).context("make a client of the apiserver")
 }
 

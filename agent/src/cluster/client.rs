@@ -4,14 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use cloche_crds::cluster::SILENCE;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
-
-/// How long an answer may be silent. A watch on which nothing happens tells so about every minute (bookmarks): one that does not
-/// hangs on a connection whose other end is gone.
-const SILENCE: Duration = Duration::from_mins(2);
 
 /// A client: by `kubeconfig` where that is given, else as the pod's service account, else as kubectl would. Nothing is asked yet: the
 /// apiserver may be away.

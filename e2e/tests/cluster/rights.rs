@@ -1,5 +1,7 @@
 //! Who may write what: an agent's token speaks for its own node alone.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use cloche_crds::cluster::{FINALIZER, NAMESPACE};
 use cloche_crds::{Sandbox, SandboxNode};
@@ -12,6 +14,8 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::scene;
+
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// What the apiserver said: 200, or its refusal.
 fn code<T>(answer: Result<T, kube::Error>) -> Result<u16> {
@@ -132,4 +136,58 @@ async fn other_objects(one: &Client) -> Result<()> {
     let asked = code(requests.create(&post, &gateway).await)?;
     ensure!(asked == 403 || asked == 422, "{asked}");
     Ok(())
+}
+
+/// A user with every right on Sandboxes: the finalizer stays, so that nothing runs without an object, and labels are few.
+#[tokio::test]
+async fn a_user_makes_no_ghosts() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        let rules = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+                "metadata": {"name": "owner", "namespace": "default"},
+                "rules": [{"apiGroups": ["cloche.dev"], "resources": ["sandboxes"], "verbs": ["*"]}],
+            },
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": "owner", "namespace": "default"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "owner"},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}],
+            },
+        ]});
+        cluster.apply(&rules.to_string()).await?;
+        let ann = cluster.client_as("ann").await?;
+        scene::start(cluster, "mine", &json!({})).await?;
+        let label = json!({"metadata": {"labels": {"a": "b"}}});
+        ensure!(patch(&ann, "mine", false, &label).await? == 200);
+        let bare = json!({"metadata": {"finalizers": []}});
+        ensure!(patch(&ann, "mine", false, &bare).await? == 403);
+        let many: Value = (0..65).map(|at| (format!("l{at}"), json!("x"))).collect::<serde_json::Map<_, _>>().into();
+        let many = json!({"metadata": {"labels": many}});
+        ensure!(patch(&ann, "mine", false, &many).await? == 422);
+        // Nor while it goes, when somebody else still holds it; then it goes as ever.
+        let other = json!({"metadata": {"finalizers": [FINALIZER, "example.com/held"]}});
+        ensure!(patch(&ann, "mine", false, &other).await? == 200);
+        let sandboxes: Api<Sandbox> = Api::default_namespaced(ann.clone());
+        sandboxes.delete("mine", &DeleteParams::default()).await?;
+        let taken = patch(&ann, "mine", false, &json!({"metadata": {"finalizers": ["example.com/held"]}})).await?;
+        // Unless its agent was quicker.
+        let is_gone = sandboxes
+            .get("mine")
+            .await?
+            .metadata
+            .finalizers
+            .is_none_or(|names| !names.iter().any(|name| name == FINALIZER));
+        ensure!(taken == 403 || is_gone, "{taken}");
+        cluster
+            .wait("mine", LIMIT, "its agent lets go", |object| {
+                let names = object.metadata.finalizers.as_deref().unwrap_or_default();
+                names == ["example.com/held"]
+            })
+            .await?;
+        ensure!(patch(&ann, "mine", false, &bare).await? == 200);
+        cluster.wait_gone("mine").await
+    })
+    .await
+    .unwrap();
 }
