@@ -1,5 +1,6 @@
 //! `cloche-gateway`: see the library's documentation.
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -11,6 +12,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         // A log that cannot be written is no reason to end.
         .log_internal_errors(false)
         .init();

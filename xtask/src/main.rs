@@ -43,7 +43,7 @@ enum Chore {
     Bench(bench::Options),
     /// Makes runsc, cloche-init and the test images, and says where they are.
     Artifacts,
-    /// Makes the images of a cluster: Cloche's own, and stand-ins for a few of Docker Hub.
+    /// Makes the images of a cluster: Cloche's own as they are released, and stand-ins for a few of Docker Hub.
     Images(image::Options),
     /// A real Kubernetes on this machine, to test in and to try things in.
     #[command(subcommand)]
@@ -72,7 +72,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match chore {
         Chore::Try => trial::run(&workspace)?,
-        Chore::Test { only } => return Ok(lane::run(&workspace, &only)),
+        Chore::Test { only } => return lane::run(&workspace, &only),
         Chore::Bench(options) => bench::run(&workspace, &options)?,
         Chore::Artifacts => {
             package::install(package::IMAGES)?;

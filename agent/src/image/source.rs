@@ -48,7 +48,8 @@ pub(super) async fn resolve<'a>(
     let local = || {
         local.map(Path::to_owned).ok_or_else(|| {
             Failure::NotFound(
-                "the node has no local image directory (start its agent with one)".to_owned(),
+                "the node has no local image directory: start its agent with --images FOLDER, or name an image of a registry"
+                    .to_owned(),
             )
         })
     };

@@ -48,7 +48,7 @@ pub enum DecodeError {
         message: String,
     },
     /// An object that is not a Sandbox, has unknown fields, or breaks rules.
-    #[error("{0}")]
+    #[error(transparent)]
     Object(#[from] Violations),
 }
 

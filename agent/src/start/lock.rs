@@ -5,7 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
@@ -52,10 +52,9 @@ async fn lock_folder(folder: &Path, until: Duration) -> Result<Flock<File>> {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((unlocked, Errno::EWOULDBLOCK)) if clock::now().boot < until => file = unlocked,
+            Err((_, Errno::EWOULDBLOCK)) => bail!("{}: another agent runs on it", folder.display()),
             Err((_, errno)) => {
-                return Err(errno).with_context(|| {
-                    format!("lock {}: another agent runs on it", folder.display())
-                });
+                return Err(errno).with_context(|| format!("lock {}", folder.display()));
             }
         }
         tokio::time::sleep(RETRY).await;

@@ -8,6 +8,7 @@
 )]
 
 mod agents;
+mod budget;
 mod first;
 mod scene;
 mod uninstall;

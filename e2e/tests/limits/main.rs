@@ -9,6 +9,7 @@
 
 mod ends;
 mod enforce;
+mod examples;
 mod exec;
 mod hostile;
 mod input;

@@ -40,7 +40,7 @@ pub(crate) struct Named {
 /// Makes them, and says where they are.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut images = stand_ins(workspace)?;
-    images.extend(own(workspace, Profile::Debug)?);
+    images.extend(own(workspace, Profile::Release)?);
     print!("{}", list(&images)?);
     match &options.push {
         Some(registry) => push(&images, registry),
@@ -149,7 +149,7 @@ fn products(workspace: &Workspace, profile: Profile, artifacts: &Artifacts) -> R
 
 /// Cloche's own programs.
 pub(crate) fn build_programs(workspace: &Workspace, profile: Profile) -> Result<()> {
-    eprintln!("xtask: building Cloche's programs (some minutes the first time)");
+    eprintln!("xtask: building what is missing of Cloche's programs (some minutes the first time)");
     let cargo = Command::cargo().args(["build", "--quiet", "--bins"]);
     match profile {
         Profile::Debug => cargo.args(["--workspace", FEATURES]),

@@ -38,8 +38,8 @@ pub(crate) struct Up {
     /// What runs.
     #[arg(long, default_value = "control-plane")]
     mode: Mode,
-    /// Nodes, up to 9.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=9))]
+    /// Nodes, 1 to 9.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
     /// Cloche's programs as they are released, instead of the debug build with fault points.
     #[arg(long)]
@@ -140,7 +140,9 @@ pub(crate) fn up(workspace: &Workspace, options: &Up) -> Result<String> {
         .arg(workspace.programs(profile))
         .arg(folder.unwrap_or_default())
         .run()?;
-    Ok(lines)
+    // For the plugin.
+    let programs = workspace.programs(profile);
+    Ok(format!("{lines}export PATH={}:$PATH\n", programs.display()))
 }
 
 /// Ends it, whatever runs of it.
