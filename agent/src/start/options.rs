@@ -14,22 +14,22 @@ use crate::sandbox::admission::Budget;
 #[group(id = "of-every-agent")]
 pub struct Options {
     /// Folder for what outlives the agent: records, images, logs, writable layers
-    #[arg(long, default_value = "/var/lib/cloche")]
+    #[arg(long, default_value = "/var/lib/cloche", value_parser = absolute)]
     pub state: PathBuf,
     /// Folder for what does not outlive the machine's boot; short, in a tmpfs
-    #[arg(long, default_value = "/run/cloche")]
+    #[arg(long, default_value = "/run/cloche", value_parser = absolute)]
     pub run: PathBuf,
     /// The API's socket [default: agent.sock in the run folder]
     #[arg(long)]
     pub socket: Option<PathBuf>,
     /// Folder of local images, for `oci:`, `oci-archive:` and `rootfs:` references
-    #[arg(long)]
+    #[arg(long, value_parser = absolute)]
     pub images: Option<PathBuf>,
     /// The runsc to run [default: beside this program]
-    #[arg(long)]
+    #[arg(long, value_parser = absolute)]
     pub runsc: Option<PathBuf>,
     /// The cloche-init to put into sandboxes [default: beside this program]
-    #[arg(long)]
+    #[arg(long, value_parser = absolute)]
     pub init: Option<PathBuf>,
     /// Group of all sandboxes, below the root of every hierarchy
     #[arg(long, default_value = "cloche")]
@@ -63,6 +63,11 @@ impl Options {
         let beside = || self.run.join("agent.sock");
         self.socket.clone().unwrap_or_else(beside)
     }
+}
+
+/// What runsc is given is read from other folders than ours.
+fn absolute(path: &str) -> std::io::Result<PathBuf> {
+    std::path::absolute(path)
 }
 
 pub(super) fn budget(options: &Options) -> Result<Budget> {
@@ -204,6 +209,19 @@ mod tests {
     use clap::{Args, Command};
 
     use super::*;
+
+    #[test]
+    fn folders_are_absolute_whatever_was_written() {
+        let words = [
+            "agent", "--state", "state", "--run", "run", "--runsc", "runsc", "--images", "./images",
+        ];
+        let command = Options::augment_args(Command::new("agent"));
+        let matches = command.try_get_matches_from(words).unwrap();
+        for name in ["state", "run", "runsc", "images"] {
+            let path = matches.get_one::<PathBuf>(name).unwrap();
+            assert!(path.is_absolute(), "{name}: {}", path.display());
+        }
+    }
 
     #[test]
     fn options_go_together() {
