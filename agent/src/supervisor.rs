@@ -7,15 +7,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use cloche_crds::sandbox::EffectiveResources;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, watch};
 
 use crate::clock;
 use crate::instance::Instance;
 use crate::mirror::Refusals;
 use crate::node::Node;
+use crate::sandbox::admission::{self, Room};
 use crate::sandbox::driver::{Driver, DriverHandle, Hands};
 use crate::sandbox::hands::NodeHands;
-use crate::sandbox::{Cause, Event, SandboxRecord, State, Termination, admission};
+use crate::sandbox::{Event, SandboxRecord, State, Termination};
 use crate::source::{Accounted, DesiredSet, Origin, Remembered, SandboxKey, Wanted};
 
 /// Ends of drivers that may wait.
@@ -31,6 +34,21 @@ struct Driven {
     incarnation: u64,
     told_to_delete: bool,
     told_to_end: bool,
+    /// Whether it was given room.
+    room: watch::Sender<bool>,
+}
+
+/// What a sandbox has of the node's budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    /// What it requests.
+    Held,
+    /// The same, and it is ending.
+    Leaving,
+    /// Nothing yet.
+    Awaited,
+    /// Nothing any more.
+    Returned,
 }
 
 /// Starts and follows drivers.
@@ -95,29 +113,44 @@ impl Supervisor {
             namespace: record.namespace.clone(),
             name: record.name.clone(),
         };
-        let mut hands = NodeHands::new(Arc::clone(&self.node), key.clone());
+        // What has nothing yet is given room anew, beside what is here now.
+        let room = watch::Sender::new(record.state != State::Bound);
+        let mut hands = NodeHands::new(Arc::clone(&self.node), key.clone(), room.subscribe());
         hands.adopt(instance, &record).await;
         // Before anybody can ask: who lists what is there must find it. It may not be on disk yet; were it lost, the next agent
         // would decide the same.
         hands.publish(&record);
-        self.drive(key, record, hands, 0);
+        self.drive(key, record, (hands, room), 0);
     }
 
     /// Follows the desired objects until the node's `cancel`.
     pub async fn run<D: DesiredSet>(mut self, mut desired: watch::Receiver<D>) {
+        let (_, mut news) = self.node.board.watch();
         loop {
             let wanted = desired.borrow_and_update().clone();
             self.reconcile(&wanted).await;
             self.account(wanted.revision());
-            tokio::select! {
-                // All are cancel safe.
-                () = self.node.cancel.cancelled() => return,
-                changed = desired.changed() => if changed.is_err() { return },
-                Some((key, uid)) = self.ends.recv() => {
-                    if self.driven.get(&key).is_some_and(|driven| driven.uid == uid) {
-                        self.driven.remove(&key);
-                        self.node.board.remove(&key);
+            loop {
+                let waits = self.make_room().await;
+                tokio::select! {
+                    // All are cancel safe.
+                    () = self.node.cancel.cancelled() => return,
+                    changed = desired.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    Some((key, uid)) = self.ends.recv() => {
+                        if self.driven.get(&key).is_some_and(|driven| driven.uid == uid) {
+                            self.driven.remove(&key);
+                            self.node.board.remove(&key);
+                        }
+                        break;
                     }
+                    // What has ended gives its share back, also where it stays to be read.
+                    change = news.recv(), if waits => match change {
+                        Ok(_) | Err(RecvError::Lagged(_)) => {}
+                        Err(RecvError::Closed) => return,
+                    },
                 }
             }
         }
@@ -164,9 +197,11 @@ impl Supervisor {
             Origin::Object { .. } => 0,
         };
         let Some(driven) = self.driven.get_mut(key) else {
-            let record = self.bind(key, &wanted);
-            let hands = NodeHands::new(Arc::clone(&self.node), key.clone());
-            self.drive(key.clone(), record, hands, incarnation);
+            let room = self.room(&wanted.effective.resources, |_| true);
+            let has_room = watch::Sender::new(room == Room::Now);
+            let record = self.bind(key, &wanted, room);
+            let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.subscribe());
+            self.drive(key.clone(), record, (hands, has_room), incarnation);
             return None;
         };
         let before = std::mem::replace(&mut driven.incarnation, incarnation);
@@ -214,11 +249,11 @@ impl Supervisor {
         None
     }
 
-    fn bind(&self, key: &SandboxKey, wanted: &Wanted<'_>) -> SandboxRecord {
+    fn bind(&self, key: &SandboxKey, wanted: &Wanted<'_>, room: Room) -> SandboxRecord {
         let now = clock::now();
-        let state = match self.refuse(wanted) {
-            None => State::Bound,
-            Some(cause) => State::Ending {
+        let state = match room {
+            Room::Now | Room::Later => State::Bound,
+            Room::Never(cause) => State::Ending {
                 instance: None,
                 termination: Termination {
                     cause,
@@ -248,24 +283,88 @@ impl Supervisor {
         }
     }
 
-    fn refuse(&self, wanted: &Wanted<'_>) -> Option<Cause> {
-        // One that has ended has given its share back; one that was refused never had any.
-        let taken = self.driven.iter().filter(|(key, driven)| {
-            if driven.taken.state.termination().is_some() {
-                return false;
+    /// Gives room to those that wait for it, the first bound first, and ends what will have none; whether any waits still.
+    async fn make_room(&mut self) -> bool {
+        let waiting = self
+            .driven
+            .iter()
+            .filter(|(key, driven)| self.share(key, driven) == Share::Awaited);
+        let mut waiting: Vec<_> = waiting
+            .map(|(key, driven)| (driven.taken.bound.boot, key.clone()))
+            .collect();
+        waiting.sort();
+        let mut waits = false;
+        for (bound, key) in waiting {
+            let Some(asked) = self
+                .driven
+                .get(&key)
+                .map(|driven| driven.taken.spec.resources)
+            else {
+                continue;
+            };
+            let room = self.room(&asked, |(other, taken)| {
+                (taken.bound.boot, other) < (bound, &key)
+            });
+            let Some(driven) = self.driven.get_mut(&key) else {
+                continue;
+            };
+            match room {
+                Room::Now => drop(driven.room.send_replace(true)),
+                Room::Later => waits = true,
+                Room::Never(cause) => {
+                    driven.told_to_end = true;
+                    driven.handle.tell(Event::Evict(cause)).await;
+                }
             }
-            let posted = self.node.board.get(key);
-            !posted.is_some_and(|posting| matches!(posting.record.state, State::Ended { .. }))
-        });
-        let taken = taken.map(|(_, driven)| &driven.taken.spec.resources);
-        admission::refuse(&self.node.budget, taken, &wanted.effective.resources)
+        }
+        waits
+    }
+
+    /// Whether there is room for what is `asked`, behind those that wait and are `ahead`.
+    fn room(
+        &self,
+        asked: &EffectiveResources,
+        ahead: impl Fn((&SandboxKey, &SandboxRecord)) -> bool,
+    ) -> Room {
+        let (mut staying, mut leaving) = (Vec::new(), Vec::new());
+        for (key, driven) in &self.driven {
+            let resources = &driven.taken.spec.resources;
+            match self.share(key, driven) {
+                Share::Held => staying.push(resources),
+                Share::Awaited if ahead((key, &driven.taken)) => staying.push(resources),
+                Share::Leaving => leaving.push(resources),
+                Share::Awaited | Share::Returned => {}
+            }
+        }
+        admission::room(&self.node.budget, &staying, &leaving, asked)
+    }
+
+    fn share(&self, key: &SandboxKey, driven: &Driven) -> Share {
+        let posted = self.node.board.get(key).map(|posting| posting.record);
+        let record = posted.as_deref().unwrap_or(&driven.taken);
+        match &record.state {
+            State::Ended { .. } => Share::Returned,
+            State::Stopping { .. } | State::Ending { .. } => Share::Leaving,
+            State::Bound
+            | State::Claimed { .. }
+            | State::MainRequested { .. }
+            | State::Running { .. } => {
+                if driven.told_to_delete || driven.told_to_end {
+                    Share::Leaving
+                } else if *driven.room.borrow() {
+                    Share::Held
+                } else {
+                    Share::Awaited
+                }
+            }
+        }
     }
 
     fn drive(
         &mut self,
         key: SandboxKey,
         record: SandboxRecord,
-        hands: NodeHands,
+        (hands, room): (NodeHands, watch::Sender<bool>),
         incarnation: u64,
     ) {
         let (driver, handle) = Driver::new(record.clone(), self.node.sandboxes.clone(), |events| {
@@ -287,6 +386,7 @@ impl Supervisor {
                 incarnation,
                 told_to_delete,
                 told_to_end: false,
+                room,
             },
         );
         self.node.tasks.spawn(async move {

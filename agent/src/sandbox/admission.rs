@@ -17,8 +17,33 @@ pub struct Budget {
     pub disk: u64,
 }
 
+/// Whether a sandbox can have what it requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// It can have it at once.
+    Now,
+    /// Once what is ending has given its share back.
+    Later,
+    /// Not even then.
+    Never(Cause),
+}
+
+/// Whether there is room in `budget` for `asked`, beside what stays and what is ending and has its share still.
+pub fn room(
+    budget: &Budget,
+    staying: &[&EffectiveResources],
+    leaving: &[&EffectiveResources],
+    asked: &EffectiveResources,
+) -> Room {
+    let all = staying.iter().chain(leaving).copied();
+    if refuse(budget, all, asked).is_none() {
+        return Room::Now;
+    }
+    refuse(budget, staying.iter().copied(), asked).map_or(Room::Later, Room::Never)
+}
+
 /// Why `asked` does not fit beside `taken` into `budget`, if it does not.
-pub fn refuse<'a>(
+fn refuse<'a>(
     budget: &Budget,
     taken: impl IntoIterator<Item = &'a EffectiveResources>,
     asked: &EffectiveResources,
@@ -110,5 +135,22 @@ mod tests {
                 .message
                 .contains("cpu")
         );
+    }
+
+    #[test]
+    fn what_is_ending_makes_room_and_is_waited_for() {
+        let one = record().spec.resources;
+        let budget = Budget {
+            memory: 2 * (one.memory_request.0 + SENTRY_MEMORY),
+            cpu_millis: 2 * one.cpu_request.0,
+            disk: 2 * one.disk_request.0,
+        };
+        assert_eq!(room(&budget, &[&one], &[], &one), Room::Now);
+        assert_eq!(room(&budget, &[&one], &[&one], &one), Room::Later);
+        assert_eq!(room(&budget, &[], &[&one, &one], &one), Room::Later);
+        let never =
+            |room| matches!(room, Room::Never(cause) if cause.reason == Reason::NodeRejected);
+        assert!(never(room(&budget, &[&one, &one], &[], &one)));
+        assert!(never(room(&budget, &[&one, &one], &[&one], &one)));
     }
 }

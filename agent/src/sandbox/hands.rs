@@ -29,16 +29,19 @@ const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 /// The hands of one sandbox's driver.
 pub struct NodeHands {
     shared: Shared,
+    /// Whether the node has room for the sandbox: before, nothing is claimed.
+    room: watch::Receiver<bool>,
     forward: Option<JoinHandle<()>>,
     /// Kills the instance before its end is written down.
     killing: Option<JoinHandle<()>>,
 }
 
 impl NodeHands {
-    /// Hands for the sandbox `key`.
-    pub fn new(node: Arc<Node>, key: SandboxKey) -> Self {
+    /// Hands for the sandbox `key`, for which the node has room once `room` says so.
+    pub fn new(node: Arc<Node>, key: SandboxKey, room: watch::Receiver<bool>) -> Self {
         Self {
             shared: Shared::new(node, key),
+            room,
             forward: None,
             killing: None,
         }
@@ -77,7 +80,15 @@ impl Hands for NodeHands {
         let (shared, record, events) = (self.shared.clone(), record.clone(), events.clone());
         match action {
             Action::Pull => self.forward(shared.pull(record, events)),
-            Action::Claim => drop(self.shared.node.tasks.spawn(shared.claim(record, events))),
+            Action::Claim => {
+                let (mut room, node) = (self.room.clone(), Arc::clone(&self.shared.node));
+                self.forward(async move {
+                    // An error: nobody follows it any more.
+                    if room.wait_for(|has_room| *has_room).await.is_ok() {
+                        drop(node.tasks.spawn(shared.claim(record, events)));
+                    }
+                });
+            }
             Action::Prepare => self.forward(start::prepare(shared, record, events)),
             Action::RequestMain => self.forward(start::main(shared, record, events)),
             Action::Terminate => drop(

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cloche_crds::Reason;
-use cloche_e2e::audit::World;
+use cloche_e2e::audit::{Ledger, World};
 use cloche_e2e::deadline::{until, within};
+use cloche_e2e::level::Look;
 use cloche_e2e::session::{Session, command, shell};
 use cloche_e2e::{Agent, Options, trial};
 use cloche_proto::agent::v1alpha1::{Command, Open};
@@ -261,4 +262,52 @@ async fn requests_are_within_the_budget() {
         .await
         .unwrap();
     }
+}
+
+/// What is ending has its room to the end. What would fit then waits for it, also over a restart, within its start timeout.
+#[tokio::test]
+async fn room_that_is_about_to_be_free_is_waited_for() {
+    let folder = images().unwrap();
+    let options = Options {
+        more: ["--cpu-budget", "1"].map(Into::into).to_vec(),
+        ..options(&folder)
+    };
+    trial::run(options, async |agent| {
+        let wants = |cpu: &str, lifecycle: Value| json!({"resources": {"requests": {"cpu": cpu}}, "lifecycle": lifecycle});
+        let mut stubborn = wants("1", json!({"terminationGracePeriodSeconds": 5}));
+        stubborn["command"] = json!(["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]);
+        scene::run(agent, "stubborn", stubborn).await?;
+        let mut client = agent.client().await?;
+        client.delete("stubborn").await?;
+        let hasty = json!({"startTimeoutSeconds": 1});
+        for (name, spec) in [
+            ("waits", wants("600m", json!({}))),
+            ("hasty", wants("400m", hasty)),
+            ("too-much", wants("401m", json!({}))),
+        ] {
+            client.apply(&manifest(name, BUSYBOX, spec)).await?;
+            agent.wait_for(name, "taken over", LIMIT, |seen| match seen {
+                Some(_) => Look::Reached(()),
+                None => Look::NotYet,
+            }).await?;
+        }
+        Verdict::new(Reason::NodeRejected)
+            .never_ran()
+            .says("0 thousandths")
+            .wait(agent, "too-much")
+            .await?;
+        Verdict::new(Reason::StartTimeout)
+            .never_ran()
+            .says("waiting for an instance")
+            .wait(agent, "hasty")
+            .await?;
+        agent.kill().await?;
+        agent.restart().await?;
+        let made = Ledger::read(&agent.state())?.made;
+        ensure!(made.len() == 1, "{made:?}");
+        agent.wait_running("waits", LIMIT).await?;
+        agent.wait_gone("stubborn", LIMIT).await
+    })
+    .await
+    .unwrap();
 }
