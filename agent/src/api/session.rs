@@ -128,6 +128,11 @@ pub(super) async fn log(
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops"))).await),
             () = sender.closed() => {}
             _ = async {
+                // Both before any output, so that a reader which comes back asks for both as they were.
+                for (stream, offset) in [Stream::Stdout, Stream::Stderr].into_iter().zip(offsets) {
+                    let stream = number(stream);
+                    tell(&sender, Out::Gap(pb::Gap { stream, offset, end: offset })).await?;
+                }
                 futures::try_join!(
                     output(&session, Stream::Stdout, offsets[0], until, &sender),
                     output(&session, Stream::Stderr, offsets[1], until, &sender),
@@ -342,10 +347,7 @@ async fn output(
     sender: &Sending<pb::SessionResponse>,
 ) -> Result<(), ()> {
     let mut reader = session.read(stream, offset, until);
-    let stream = match stream {
-        Stream::Stdout => pb::Stream::Stdout,
-        Stream::Stderr => pb::Stream::Stderr,
-    } as i32;
+    let stream = number(stream);
     loop {
         let out = match reader.next().await {
             Ok(Chunk::Output { offset, bytes }) => Out::Output(pb::Output {
@@ -366,6 +368,14 @@ async fn output(
         };
         tell(sender, out).await.ok_or(())?;
     }
+}
+
+fn number(stream: Stream) -> i32 {
+    let stream = match stream {
+        Stream::Stdout => pb::Stream::Stdout,
+        Stream::Stderr => pb::Stream::Stderr,
+    };
+    stream.into()
 }
 
 pub(super) async fn tell(sender: &Sending<pb::SessionResponse>, kind: Out) -> Option<()> {

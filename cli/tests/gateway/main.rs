@@ -407,6 +407,35 @@ fn logs() {
     );
 }
 
+/// Also of a stream of which nothing has come yet.
+#[test]
+fn the_tail_of_a_log_goes_on_where_it_began() {
+    let gateway = Gateway::start(|mut wire| async move {
+        if wire.attempt == 0 {
+            wire.begins(900, 50).await;
+            wire.output(900, b"tail").await;
+            wire.refuse(503, "ServiceUnavailable", "this gateway stops")
+                .await;
+        } else {
+            wire.begins(904, 50).await;
+            wire.output(904, b" and on").await;
+            wire.close(CloseCode::Normal).await;
+        }
+    });
+    let done = gateway.run(&["log", "demo", "-f", "--tail-bytes", "4"]);
+    assert_eq!(
+        (done.code, done.text(), done.stderr.as_str()),
+        (0, "tail and on", "")
+    );
+    assert_eq!(
+        gateway.paths(),
+        [
+            format!("{ROOT}/log?follow=true&tailBytes=4"),
+            format!("{ROOT}/log?follow=true&tailBytes=4&stdoutOffset=904&stderrOffset=50"),
+        ]
+    );
+}
+
 #[test]
 fn a_proxy_stands_between() {
     let gateway = Gateway::start(|mut wire| async move {

@@ -9,7 +9,7 @@ use cloche_proto::SESSION_PROTOCOL;
 use cloche_proto::agent::v1alpha1::session_request::Kind as Ask;
 use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
 use cloche_proto::agent::v1alpha1::{
-    Exit, Open, Opened, Output as Piece, SessionRequest, SessionResponse, Stream,
+    Exit, Gap, Open, Opened, Output as Piece, SessionRequest, SessionResponse, Stream,
 };
 use futures::future::BoxFuture;
 use futures::{SinkExt as _, StreamExt as _};
@@ -79,6 +79,18 @@ impl Wire {
             input: 1,
         };
         assert!(self.send(Reply::Opened(opened)).await);
+    }
+
+    /// Says where a log begins.
+    pub(crate) async fn begins(&mut self, stdout: u64, stderr: u64) {
+        for (stream, offset) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
+            let gap = Gap {
+                stream: stream.into(),
+                offset,
+                end: offset,
+            };
+            assert!(self.send(Reply::Gap(gap)).await);
+        }
     }
 
     /// Sends output on stdout.

@@ -60,8 +60,12 @@ pub(super) async fn kept(agent: &Agent, name: &str, id: &str) -> Result<(Vec<u8>
         .with_context(|| format!("read the log of {name}"))?
         .into_inner();
     let (mut output, mut exit) = (Vec::new(), None);
+    let mut begun = Vec::new();
     while let Some(reply) = replies.message().await.context("read on in a log")? {
         match reply.kind {
+            Some(Reply::Gap(gap)) if begun.len() < 2 && (gap.offset, gap.end) == (0, 0) => {
+                begun.push(gap.stream);
+            }
             Some(Reply::Output(piece)) if piece.stream == Stream::Stdout as i32 => {
                 ensure!(
                     piece.offset == output.len() as u64,
@@ -75,6 +79,8 @@ pub(super) async fn kept(agent: &Agent, name: &str, id: &str) -> Result<(Vec<u8>
             other => bail!("in the log of {name}: {other:?}"),
         }
     }
+    let both = [Stream::Stdout as i32, Stream::Stderr as i32];
+    ensure!(begun == both, "the log of {name} begins with {begun:?}");
     Ok((output, exit))
 }
 

@@ -200,7 +200,8 @@ pub struct Output {
     #[prost(bytes = "vec", tag = "3")]
     pub data: ::prost::alloc::vec::Vec<u8>,
 }
-/// Output that is no longer kept: bytes from `offset` up to `end` are lost to the reader.
+/// Output that is no longer kept: bytes from `offset` up to `end` are lost to the reader. One where both are the same says where a stream
+/// of a log begins.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Gap {
     #[prost(enumeration = "Stream", tag = "1")]
@@ -502,7 +503,8 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("cloche.agent.v1alpha1.Agent", "Session"));
             self.inner.streaming(req, path, codec).await
         }
-        /// A command's output as kept on the node, live or after its end.
+        /// A command's output as kept on the node, live or after its end. It begins with an empty gap of each stream, which says where that
+        /// begins.
         pub async fn log(
             &mut self,
             request: impl tonic::IntoRequest<super::LogRequest>,
@@ -589,7 +591,8 @@ pub mod agent_server {
             >
             + std::marker::Send
             + 'static;
-        /// A command's output as kept on the node, live or after its end.
+        /// A command's output as kept on the node, live or after its end. It begins with an empty gap of each stream, which says where that
+        /// begins.
         async fn log(
             &self,
             request: tonic::Request<super::LogRequest>,

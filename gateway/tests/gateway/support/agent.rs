@@ -386,7 +386,24 @@ impl Agent for Service {
         ];
         let (sender, receiver) = mpsc::channel(4);
         let (node, id) = (Arc::clone(&self.0), id.to_owned());
-        tokio::spawn(async move { output(&node, &id, from, request.follow, &sender).await });
+        tokio::spawn(async move {
+            for (stream, offset) in [pb::Stream::Stdout, pb::Stream::Stderr]
+                .into_iter()
+                .zip(from)
+            {
+                let stream = stream.into();
+                tell(
+                    &sender,
+                    Out::Gap(pb::Gap {
+                        stream,
+                        offset,
+                        end: offset,
+                    }),
+                )
+                .await;
+            }
+            output(&node, &id, from, request.follow, &sender).await;
+        });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
