@@ -313,11 +313,6 @@ impl<O: Objects> Clerk<O> {
                 record_lost: *record_lost,
             },
             Hold::Taken(desired) => Stance::Taken(desired),
-            Hold::Refused(_) if seen.deleting => {
-                entry.hold = Hold::Dropped { revision: next };
-                self.changed = true;
-                return;
-            }
             Hold::Refused(_) | Hold::Dropped { .. } => return,
         };
         match judge(&seen, ours.as_ref(), stance) {
@@ -372,6 +367,12 @@ impl<O: Objects> Clerk<O> {
                 ours: ours.as_ref(),
                 accounted: &accounted,
             };
+            if entry.was_never_here(around) {
+                // Judged again as one that is new, and due again by that.
+                entry.hold = Hold::New { record_lost: false };
+                self.consider(&uid);
+                continue;
+            }
             self.wake.remove(&uid);
             self.desk.settle.set(&uid, entry.is_settled(ours.as_ref()));
             match entry.next(around, now) {

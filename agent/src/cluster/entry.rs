@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   New ──► Taken ──► Dropped ──► nothing left here: the finalizer goes
-//!    └────► Refused ────┘
+//!    └────► Refused ────────────► its end is told:      the finalizer goes
 //! ```
 
 use std::sync::Arc;
@@ -181,6 +181,19 @@ impl Entry {
             Hold::Dropped { revision } => accounted.revision >= *revision,
         };
         undesired && !accounted.driven.contains(&self.uid)
+    }
+
+    /// Whether it is ours, is being deleted, was desired at most until then, and nothing of it has ever been here: nobody but us tells its end.
+    pub(super) fn was_never_here(&self, around: Around<'_>) -> bool {
+        matches!(self.hold, Hold::Dropped { .. })
+            && self.is_ours(around.ours)
+            && self.is_cleared(around.accounted)
+            && self.posted.is_none()
+            && self.presence == Presence::Listed
+            && self
+                .seen
+                .as_ref()
+                .is_some_and(|seen| seen.deleting && seen.termination().is_none())
     }
 
     fn is_ours(&self, ours: Option<&OurNode>) -> bool {

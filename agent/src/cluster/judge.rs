@@ -37,7 +37,7 @@ pub(super) enum Judgement {
     Keep(&'static str),
     /// It should be here, so.
     Take(Box<DesiredObject>),
-    /// It is being deleted: what there is of it here goes.
+    /// It is being deleted: what there is of it here goes, if there is anything.
     Drop,
     /// It ends without having begun here.
     Refuse(Cause),
@@ -69,7 +69,7 @@ pub(super) fn judge(seen: &Seen, ours: Option<&OurNode>, stance: Stance<'_>) -> 
             })),
         },
         Stance::New { .. } if !is_ours => Judgement::Leave,
-        Stance::New { .. } if seen.deleting => Judgement::Drop,
+        Stance::New { .. } if seen.termination().is_some() && seen.deleting => Judgement::Drop,
         Stance::New { .. } if seen.termination().is_some() => Judgement::Leave,
         Stance::New { record_lost } if record_lost || seen.has_run() => {
             Judgement::Refuse(Cause::new(
@@ -78,6 +78,12 @@ pub(super) fn judge(seen: &Seen, ours: Option<&OurNode>, stance: Stance<'_>) -> 
                 "the node's record of it is gone; it is not run a second time, status unknown",
             ))
         }
+        // Who waits for it to go, and what it has of the node's budget, wait for its end.
+        Stance::New { .. } if seen.deleting => Judgement::Refuse(Cause::new(
+            Reason::Deleted,
+            FailureDomain::User,
+            "its object was deleted before the node had begun it",
+        )),
         Stance::New { .. } => match &seen.spec {
             Ok(spec) => Judgement::Take(Box::new(DesiredObject {
                 uid: seen.uid.clone(),
@@ -181,12 +187,16 @@ mod tests {
     fn a_deletion_is_one_whatever_else_is_wrong() {
         let taken = taken();
         let deleting = |more: &Value| json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": more});
-        for more in [
-            json!({}),
-            json!({"phase": "Running"}),
-            json!({"termination": {"reason": "Error"}}),
+        for (more, of_new) in [
+            (json!({}), Some(Reason::Deleted)),
+            (json!({"phase": "Running"}), Some(Reason::RuntimeCrashed)),
+            (json!({"termination": {"reason": "Error"}}), None),
         ] {
-            assert_eq!(judged(&deleting(&more), NEW), Judgement::Drop);
+            match (judged(&deleting(&more), NEW), of_new) {
+                // Nobody else tells its end.
+                (Judgement::Refuse(cause), Some(reason)) => assert_eq!(cause.reason, reason),
+                (judgement, _) => assert_eq!((judgement, of_new), (Judgement::Drop, None)),
+            }
             let judgement = judged(&deleting(&more), Stance::Taken(&taken));
             assert_eq!(judgement, Judgement::Drop);
         }

@@ -8,8 +8,8 @@ use cloche_crds::{Phase, Reason, SandboxNode};
 use cloche_e2e::cluster::{self, Cluster, condition};
 use cloche_e2e::deadline::until;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::{Api, DeleteParams};
-use serde_json::json;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
 
 use crate::scene;
 
@@ -148,6 +148,52 @@ async fn a_node_without_its_reservation_is_drained() {
         let told = scene::python(cluster, "stays", "print('here')").await?;
         ensure!(told == "here\n", "{told:?}");
         Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Deleted before its node had begun it, and held by somebody else: its end is told all the same, which gives its room back.
+#[tokio::test]
+async fn what_was_deleted_before_it_began_is_told_to_have_ended() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        cluster.agents[0].kill().await?;
+        let mut held: Value =
+            serde_json::from_str(&scene::manifest("default", "held", &json!({})))?;
+        held["metadata"]["finalizers"] = json!(["example.com/held"]);
+        cluster.apply(&held.to_string()).await?;
+        cluster
+            .wait("held", LIMIT, "it is bound", |object| {
+                condition(object, "Scheduled") == Some("True")
+            })
+            .await?;
+        let sandboxes = cluster.sandboxes().await?;
+        sandboxes.delete("held", &DeleteParams::default()).await?;
+        cluster.agents[0].restart().await?;
+        let ended = cluster
+            .wait(
+                "held",
+                LIMIT,
+                "its end is told, and it is released",
+                |object| {
+                    let finalizers = object.metadata.finalizers.as_deref().unwrap_or_default();
+                    condition(object, "Finished") == Some("True")
+                        && finalizers == ["example.com/held"]
+                },
+            )
+            .await?;
+        let status = ended.status.context("its status")?;
+        ensure!(status.phase == Phase::Ended, "{status:?}");
+        let end = status.termination.context("its end")?;
+        ensure!(
+            end.reason == Reason::Deleted && end.started_at.is_none(),
+            "{end:?}"
+        );
+        let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        sandboxes
+            .patch("held", &PatchParams::default(), &free)
+            .await?;
+        cluster.wait_gone("held").await
     })
     .await
     .unwrap();

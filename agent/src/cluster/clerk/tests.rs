@@ -211,6 +211,18 @@ impl Scene {
         });
     }
 
+    /// Somebody deletes the object as it is.
+    fn delete(&self) {
+        let object = {
+            let mut object = self.fake.object.lock().unwrap();
+            let object = object.as_mut().unwrap();
+            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            object["metadata"]["resourceVersion"] = json!("200");
+            object.clone()
+        };
+        self.tell(Event::Apply(serde_json::from_value(object).unwrap()));
+    }
+
     async fn until(&mut self, holds: impl FnMut(&DesiredObjects) -> bool) {
         let wait = self.desired.wait_for(holds);
         let waited = tokio::time::timeout(Duration::from_secs(20), wait).await;
@@ -274,11 +286,7 @@ async fn a_whole_life_is_two_writes_and_the_finalizer() {
     scene.post(running());
     scene.asked(&["tell Running"]).await;
 
-    let mut object = scene.fake.object.lock().unwrap().clone().unwrap();
-    object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    object["metadata"]["resourceVersion"] = json!("200");
-    *scene.fake.object.lock().unwrap() = Some(object.clone());
-    scene.tell(Event::Apply(serde_json::from_value(object).unwrap()));
+    scene.delete();
     scene.until(|desired| !desired.has(&key())).await;
     scene.post(ended());
     scene.is_settled().await;
@@ -354,26 +362,41 @@ async fn one_whose_record_is_lost_ends_without_running() {
         scene.list([scene.fake.put(&patch)]);
         scene.asked(&["tell Failed"]).await;
         assert!(!scene.desired.borrow().has(&key()));
-        let mut gone = patch.clone();
-        gone["metadata"] = deleting()["metadata"].clone();
-        scene.tell(Event::Apply(scene.fake.put(&gone)));
-        // Nobody but the supervisor knows that nothing is here.
-        let mut desired = scene.desired.clone();
-        desired.changed().await.unwrap();
-        scene.account(&[]);
+        scene.delete();
         scene.asked(&["tell Failed", "release"]).await;
     }
 }
 
 #[tokio::test]
-async fn one_that_was_never_here_is_released() {
-    let scene = Scene::new(&[], &[]);
-    let mut desired = scene.desired.clone();
-    scene.list([scene.fake.put(&deleting())]);
-    desired.changed().await.unwrap();
+async fn the_end_of_one_that_was_never_here_is_told() {
+    for (finalizers, wanted) in [
+        (
+            json!(["a/b", "cloche.dev/teardown"]),
+            &["tell Ended", "release"][..],
+        ),
+        (json!(["a/b"]), &["tell Ended"]),
+    ] {
+        let scene = Scene::new(&[], &[]);
+        let mut patch = deleting();
+        patch["metadata"]["finalizers"] = finalizers;
+        scene.list([scene.fake.put(&patch)]);
+        scene.asked(wanted).await;
+        let object = scene.fake.object.lock().unwrap().clone().unwrap();
+        assert_eq!(object["status"]["termination"]["reason"], "Deleted");
+    }
+}
+
+/// It was desired, and deleted before the supervisor had begun it.
+#[tokio::test]
+async fn the_end_of_one_that_was_never_begun_is_told() {
+    let mut scene = Scene::new(&[], &[]);
+    scene.list([scene.fake.put(&json!({}))]);
+    scene.until(|desired| desired.has(&key())).await;
+    scene.delete();
+    scene.until(|desired| !desired.has(&key())).await;
     assert_eq!(scene.fake.requests(), [""; 0]);
     scene.account(&[]);
-    scene.asked(&["release"]).await;
+    scene.asked(&["tell Ended", "release"]).await;
 }
 
 #[tokio::test]
