@@ -81,6 +81,14 @@ pub(crate) enum Error {
         /// What the other side said.
         refusal: Refusal,
     },
+    /// The way to the other side broke: it may have been done or not.
+    #[error("cannot {operation}: {message}")]
+    Unanswered {
+        /// What was asked for: verb and object.
+        operation: String,
+        /// How it broke.
+        message: String,
+    },
     /// The other side went away and did not come back.
     #[error("cannot {operation}: no answer for {seconds} s ({last}); {left}")]
     Lost {
@@ -173,6 +181,11 @@ impl Error {
             stream: "standard output",
             source,
         }
+    }
+
+    /// Whether what was asked for may have been done all the same.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Unanswered { .. } | Self::Wrong { .. })
     }
 
     /// Whether the answer was that there is no such thing.

@@ -14,7 +14,7 @@ use cloche_proto::agent::v1alpha1::{Exit, Gap, Output, Stream};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use fake::{Done, Fake, sandbox, signal};
+use fake::{Applies, Done, Fake, sandbox, signal};
 
 fn with_status(name: &str, status: Value) -> Value {
     let mut object = sandbox(name, "");
@@ -125,6 +125,36 @@ fn run_cleans_up_after_an_interrupted_wait() {
         "{}",
         done.stderr
     );
+}
+
+/// It knows its own, and leaves another one of the same name alone.
+#[test]
+fn run_cleans_up_where_it_was_not_told_that_it_made_a_sandbox() {
+    let fake = Fake::idle();
+    let run = ["run", "demo", "--image", "bb", "--rm", "--", "true"];
+    fake.set_applies(Applies::Lost);
+    let done = fake.run(&run);
+    let told = "error: cannot make sandbox demo: the connection is lost\n";
+    assert_eq!((done.code, done.stderr.as_str()), (125, told));
+    assert_eq!(fake.object(), None);
+
+    let mut other = sandbox("demo", "Running");
+    other["metadata"]["annotations"] = json!({"cloche.dev/run": "another's"});
+    fake.set_object(Some(other.clone()));
+    fake.set_applies(Applies::Never);
+    let done = fake.run(&run);
+    assert_eq!((done.code, done.stderr.as_str()), (125, told));
+    assert_eq!(fake.object(), Some(other));
+
+    // Whoever keeps it finds it.
+    fake.set_object(None);
+    fake.set_applies(Applies::Lost);
+    assert_eq!(
+        fake.run(&["run", "demo", "--image", "bb", "--", "true"])
+            .code,
+        125
+    );
+    assert!(fake.object().is_some());
 }
 
 #[test]

@@ -64,6 +64,7 @@ impl Client {
             .grpc
             .delete(DeleteRequest {
                 key: Some(key(name)),
+                ..DeleteRequest::default()
             })
             .await
         {

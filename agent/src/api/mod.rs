@@ -131,7 +131,7 @@ impl Agent for Service {
         &self,
         request: Request<pb::DeleteRequest>,
     ) -> Result<Response<pb::DeleteResponse>, Status> {
-        objects::delete(self.manifests()?, request.into_inner())
+        objects::delete(&self.node, self.manifests()?, request.into_inner())
             .await
             .map(Response::new)
     }

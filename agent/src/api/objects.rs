@@ -130,10 +130,15 @@ pub(super) async fn apply(
 }
 
 pub(super) async fn delete(
+    node: &Node,
     manifests: &Arc<ManifestDirectory>,
     request: pb::DeleteRequest,
 ) -> Result<pb::DeleteResponse, Status> {
     let key = key(request.key)?;
+    let posted = node.board.get(&key);
+    if !request.uid.is_empty() && posted.is_none_or(|posted| posted.record.uid != request.uid) {
+        return Err(no_such(&key));
+    }
     let manifests = Arc::clone(manifests);
     let removed = tokio::task::spawn_blocking(move || manifests.remove(&key)).await;
     removed

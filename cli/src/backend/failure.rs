@@ -29,10 +29,7 @@ impl Failure {
         let operation = operation.into();
         match self {
             Self::Unconnected(problem) | Self::Absent(problem) => problem,
-            Self::Broken(message) => Error::Refused {
-                operation,
-                refusal: Refusal::other(&message),
-            },
+            Self::Broken(message) => Error::Unanswered { operation, message },
             Self::Refused(refusal) => Error::Refused { operation, refusal },
             Self::Wrong(message) => Error::Wrong { operation, message },
         }

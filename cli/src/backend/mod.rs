@@ -128,11 +128,12 @@ impl Backend {
         .map_err(|failure| failure.error(format!("list events of sandbox {}", object.name())))
     }
 
-    /// Asks for a deletion, and returns before it is done.
-    pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
+    /// Asks for a deletion, and returns before it is done. Where `uid` is given, only the one that has it is deleted: where another has the
+    /// name, there is none.
+    pub(crate) async fn delete(&self, name: &str, uid: Option<&str>) -> Result<(), Error> {
         match self {
-            Self::Standalone(agent) => agent.delete(name).await,
-            Self::Cluster(cluster) => cluster.delete(name).await,
+            Self::Standalone(agent) => agent.delete(name, uid).await,
+            Self::Cluster(cluster) => cluster.delete(name, uid).await,
         }
         .map_err(|failure| failure.error(format!("delete sandbox {name}")))
     }

@@ -131,9 +131,10 @@ impl Standalone {
     }
 
     /// Asks for a deletion.
-    pub(super) async fn delete(&self, name: &str) -> Result<(), Failure> {
+    pub(super) async fn delete(&self, name: &str, uid: Option<&str>) -> Result<(), Failure> {
         let request = DeleteRequest {
             key: Some(self.key(name)),
+            uid: uid.unwrap_or_default().to_owned(),
         };
         let mut client = self.connect().await?;
         client.delete(request).await.map(drop).map_err(failure)

@@ -12,20 +12,22 @@ use crate::object::{Object, full_name};
 pub(super) async fn rm(backend: &Backend, args: &Rm) -> Result<(), Error> {
     let watched = args.wait.unwrap_or_else(|| backend.waits_for_deletions());
     let by_name = !args.names.is_empty();
-    let names = if by_name {
-        args.names.clone()
+    let names: Vec<(String, Option<String>)> = if by_name {
+        args.names.iter().map(|name| (name.clone(), None)).collect()
     } else {
         let all = backend.list(&Selection::All(args.selector.clone())).await?;
         if all.is_empty() {
             use std::io::Write as _;
             drop(writeln!(std::io::stderr(), "No sandboxes found."));
         }
-        all.iter().map(Object::name).collect()
+        all.iter()
+            .map(|object| (object.name(), object.uid()))
+            .collect()
     };
     let mut failed = 0;
     let mut deleted = Vec::new();
-    for name in &names {
-        match begin(backend, name, watched).await {
+    for (name, uid) in &names {
+        match begin(backend, name, uid.clone(), watched).await {
             Ok(watch) => deleted.push((name, watch)),
             // Gone since it was listed: what was wanted.
             Err(problem) if !by_name && problem.is_not_found() => {}
@@ -55,13 +57,20 @@ pub(super) async fn rm(backend: &Backend, args: &Rm) -> Result<(), Error> {
 }
 
 /// Asks for the deletion; watched from before it, so that the end is seen however quick it is.
-async fn begin(backend: &Backend, name: &str, watched: bool) -> Result<Option<Watch>, Error> {
+async fn begin(
+    backend: &Backend,
+    name: &str,
+    uid: Option<String>,
+    watched: bool,
+) -> Result<Option<Watch>, Error> {
     let mut watch = watched.then(|| Watch::new(backend, name));
+    let mut seen = None;
     if let Some(watch) = &mut watch {
         // Where there is no such sandbox, the deletion says so.
-        watch.next().await?;
+        seen = watch.next().await?;
     }
-    backend.delete(name).await?;
+    let uid = uid.or_else(|| seen.as_ref().and_then(Object::uid));
+    backend.delete(name, uid.as_deref()).await?;
     Ok(watch)
 }
 

@@ -17,6 +17,9 @@ use crate::request;
 use crate::session::{self, Left, Local, State};
 use crate::terminal::{Event, Events, Input, Sink, asks_to_go, is_hangup};
 
+/// The annotation by which `--rm` knows its sandbox where it was not told that it has made it: random.
+const MARK: &str = "cloche.dev/run";
+
 /// How long `--rm` waits until nothing is left; the deletion goes on without.
 const REMOVAL: Duration = Duration::from_mins(1);
 
@@ -31,17 +34,34 @@ pub(super) async fn run(backend: &Backend, args: &Run) -> Result<u8, Error> {
         Some(name) => name.clone(),
         None => format!("run-{}", random_hex::<4>()?),
     };
-    let object = manifest(&request::run(args, &name)?, &name)?;
+    let mut sandbox = request::run(args, &name)?;
+    let mark = random_hex::<16>()?;
+    if args.rm {
+        let annotations = sandbox.metadata.annotations.get_or_insert_default();
+        annotations.insert(MARK.to_owned(), mark.clone());
+    }
+    let object = manifest(&sandbox, &name)?;
     // Before the sandbox exists, so that no signal finds it without its --rm.
     let events = Events::start().map_err(Error::Runtime)?;
-    backend.create(&object).await?;
+    let made = match backend.create(&object).await {
+        Ok(made) => made,
+        Err(problem) => {
+            if args.rm
+                && problem.is_unanswered()
+                && let Err(also) = remove_marked(backend, &name, &mark).await
+            {
+                error::print(&also);
+            }
+            return Err(problem);
+        }
+    };
     if args.name.is_none() {
         // On stderr: stdout is the command's.
         drop(writeln!(std::io::stderr(), "{} created", full_name(&name)));
     }
     let outcome = run_in(backend, args, &name, events).await;
     if args.rm
-        && let Err(problem) = remove(backend, &name).await
+        && let Err(problem) = remove(backend, &name, made.and_then(|made| made.uid())).await
     {
         error::print(&problem);
         return outcome.map(|code| if code == 0 { NOT_RUN } else { code });
@@ -153,8 +173,21 @@ async fn main(backend: &Backend, name: &str, events: Events) -> Result<u8, Error
     Ok(exec::finish(name, &left))
 }
 
-async fn remove(backend: &Backend, name: &str) -> Result<(), Error> {
-    match backend.delete(name).await {
+/// Deletes the sandbox that this run has made, if it has: the answer was lost. Nobody else's of its name bears its mark.
+async fn remove_marked(backend: &Backend, name: &str, mark: &str) -> Result<(), Error> {
+    let found = Watch::again(backend, name).next().await?;
+    let found = found.filter(|found| {
+        let annotations = found.at("/metadata/annotations");
+        annotations.and_then(|annotations| annotations.get(MARK)?.as_str()) == Some(mark)
+    });
+    match found {
+        Some(found) => remove(backend, name, found.uid()).await,
+        None => Ok(()),
+    }
+}
+
+async fn remove(backend: &Backend, name: &str, uid: Option<String>) -> Result<(), Error> {
+    match backend.delete(name, uid.as_deref()).await {
         Err(problem) if problem.is_not_found() => return Ok(()),
         outcome => outcome?,
     }

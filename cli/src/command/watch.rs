@@ -69,6 +69,13 @@ impl Watch {
         }
     }
 
+    /// Of somebody who has been talked to before: who does not answer now is waited for.
+    pub(super) fn again(backend: &Backend, name: &str) -> Self {
+        let mut watch = Self::new(backend, name);
+        watch.changes.seen = true;
+        watch
+    }
+
     /// The newest that was seen of it; once it is gone, what it looked like at the end, as far as that was told.
     pub(super) fn last(&self) -> Option<&Object> {
         self.last.as_ref()

@@ -55,6 +55,11 @@ impl Object {
         self.word("/metadata/name").unwrap_or_default()
     }
 
+    /// Which of all that ever had its name; nothing of one that is not stored.
+    pub(crate) fn uid(&self) -> Option<String> {
+        self.word("/metadata/uid")
+    }
+
     /// Its phase as written; `Unknown` where there is none yet.
     pub(crate) fn phase(&self) -> String {
         self.word("/status/phase")

@@ -106,11 +106,24 @@ impl Wire {
 
 type Script = Arc<dyn Fn(Wire) -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// What becomes of a manifest.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Applies {
+    /// It is taken, and that is told.
+    #[default]
+    Told,
+    /// It is taken, and the answer is lost.
+    Lost,
+    /// It is not taken, and the answer is lost.
+    Never,
+}
+
 #[derive(Clone)]
 struct Service {
     script: Script,
     log: Arc<Mutex<Vec<SessionResponse>>>,
     attempts: Arc<Mutex<usize>>,
+    applies: Arc<Mutex<Applies>>,
     object: watch::Sender<Option<Value>>,
     /// How many watches have begun.
     watches: watch::Sender<usize>,
@@ -138,6 +151,7 @@ impl Fake {
                 script: Arc::new(move |wire| Box::pin(script(wire))),
                 log: Arc::default(),
                 attempts: Arc::default(),
+                applies: Arc::default(),
                 object: watch::channel(None).0,
                 watches: watch::channel(0).0,
             },
@@ -198,6 +212,11 @@ impl Fake {
             .into_iter()
             .map(|kind| SessionResponse { kind: Some(kind) });
         *self.service.log.lock().unwrap() = replies.collect();
+    }
+
+    /// What becomes of manifests from now on.
+    pub(crate) fn set_applies(&self, applies: Applies) {
+        *self.service.applies.lock().unwrap() = applies;
     }
 
     /// The one sandbox that there is.
@@ -423,6 +442,11 @@ impl Agent for Service {
         request: Request<ApplyRequest>,
     ) -> Result<Response<ApplyResponse>, Status> {
         let mut object: Value = serde_json::from_slice(&request.into_inner().manifest).unwrap();
+        let applies = *self.applies.lock().unwrap();
+        let lost = || Status::unavailable("the connection is lost");
+        if applies == Applies::Never {
+            return Err(lost());
+        }
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         if self.object.borrow().is_some() {
             return Err(Status::already_exists(format!(
@@ -430,7 +454,11 @@ impl Agent for Service {
             )));
         }
         object["status"] = json!({"phase": "Pending"});
+        object["metadata"]["uid"] = json!("uid-1");
         self.object.send_replace(Some(object));
+        if applies == Applies::Lost {
+            return Err(lost());
+        }
         let key = SandboxKey {
             namespace: "default".to_owned(),
             name,
@@ -442,9 +470,12 @@ impl Agent for Service {
         &self,
         request: Request<DeleteRequest>,
     ) -> Result<Response<DeleteResponse>, Status> {
-        let key = request.into_inner().key.unwrap();
+        let DeleteRequest { key, uid } = request.into_inner();
+        let key = key.unwrap();
         let gone = self.object.send_if_modified(|object| {
-            let gone = object.as_ref().is_some_and(|object| is(object, &key));
+            let gone = object.as_ref().is_some_and(|object| {
+                is(object, &key) && (uid.is_empty() || object["metadata"]["uid"] == *uid)
+            });
             if gone {
                 *object = None;
             }

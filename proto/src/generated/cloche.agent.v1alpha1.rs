@@ -47,6 +47,9 @@ pub struct ApplyResponse {
 pub struct DeleteRequest {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<SandboxKey>,
+    /// As in Open.
+    #[prost(string, tag = "2")]
+    pub uid: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteResponse {}

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use self::answer::Asked;
 use self::objects::Objects;
-use super::{Connection, Failure, Replies, Selection};
+use super::{Connection, Failure, Refusal, Replies, Selection};
 use crate::args::ClusterFlags;
 use crate::error::Error;
 use crate::object::Object;
@@ -34,6 +34,8 @@ pub(crate) use socket::Incoming;
 const LISTS: usize = 3;
 /// Pages whose version is no longer kept.
 const EXPIRED: u16 = 410;
+/// A deletion of an object of another UID.
+const CONFLICT: u16 = 409;
 
 /// A cluster, and a namespace in it.
 #[derive(Clone)]
@@ -149,8 +151,17 @@ impl Cluster {
     }
 
     /// Asks for a deletion.
-    pub(super) async fn delete(&self, name: &str) -> Result<(), Failure> {
-        self.request(self.objects.delete(name)?).await.map(drop)
+    pub(super) async fn delete(&self, name: &str, uid: Option<&str>) -> Result<(), Failure> {
+        let request = self.objects.delete(name, uid)?;
+        let answer = self.client.request::<Value>(request).await;
+        answer.map(drop).map_err(|problem| match problem {
+            kube::Error::Api(status) if status.code == CONFLICT && uid.is_some() => {
+                Failure::Refused(Refusal::not_found(&format!(
+                    "the sandbox {name} was deleted, and another one has its name"
+                )))
+            }
+            problem => self.failure(problem, Asked::Objects),
+        })
     }
 
     /// What happens to sandboxes; nothing is connected yet.

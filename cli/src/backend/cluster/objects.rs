@@ -5,7 +5,7 @@ use cloche_proto::agent::v1alpha1::LogRequest;
 use http::Request;
 use http::header::CONTENT_TYPE;
 use kube::core::Request as Requests;
-use kube::core::params::{DeleteParams, GetParams, ListParams, WatchParams};
+use kube::core::params::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
 
 use crate::backend::{Failure, Refusal, Selection};
 
@@ -100,8 +100,16 @@ impl Objects {
             .map_err(|problem| Failure::Refused(Refusal::other(&problem.to_string())))
     }
 
-    pub(super) fn delete(&self, name: &str) -> Asking {
-        built(self.one().delete(checked(name)?, &DeleteParams::default()))
+    /// Of this UID alone, where one is given.
+    pub(super) fn delete(&self, name: &str, uid: Option<&str>) -> Asking {
+        let params = DeleteParams {
+            preconditions: uid.map(|uid| Preconditions {
+                uid: Some(uid.to_owned()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        built(self.one().delete(checked(name)?, &params))
     }
 
     /// Events of the object of this UID.
@@ -201,7 +209,7 @@ mod tests {
             objects.watch(&some, "7"),
             objects.create(b"{}".to_vec(), false),
             objects.create(b"{}".to_vec(), true),
-            objects.delete("demo"),
+            objects.delete("demo", None),
             objects.events("u-1"),
         ];
         let mut lines: Vec<String> = asked
@@ -222,6 +230,9 @@ mod tests {
             objects.log("demo", &log).unwrap(),
         ]);
         insta::assert_snapshot!(lines.join("\n"));
+        let of_uid = objects.delete("demo", Some("u-1")).unwrap().into_body();
+        let of_uid: serde_json::Value = serde_json::from_slice(&of_uid).unwrap();
+        assert_eq!(of_uid["preconditions"], serde_json::json!({"uid": "u-1"}));
     }
 
     #[test]
