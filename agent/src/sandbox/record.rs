@@ -223,6 +223,15 @@ pub struct Termination {
     pub usage: Option<Usage>,
 }
 
+impl Termination {
+    /// When it ended, and never before it ran: the wall clock may have been set back meanwhile, and a reboot ends what ran at a time that
+    /// nobody has seen.
+    pub fn ended_at(&self) -> Timestamp {
+        self.started_at
+            .map_or(self.finished_at, |started| started.max(self.finished_at))
+    }
+}
+
 /// What a sandbox used over its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

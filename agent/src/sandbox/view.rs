@@ -67,7 +67,7 @@ pub fn since(record: &SandboxRecord) -> Timestamp {
     match &record.state {
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => record.bound.wall,
         State::Running { started, .. } | State::Stopping { started, .. } => started.wall,
-        State::Ending { termination, .. } | State::Ended { termination } => termination.finished_at,
+        State::Ending { termination, .. } | State::Ended { termination } => termination.ended_at(),
     }
 }
 
@@ -112,7 +112,7 @@ fn told(termination: &Termination) -> TerminationStatus {
     let Termination {
         cause,
         started_at,
-        finished_at,
+        finished_at: _,
         usage,
     } = termination;
     TerminationStatus {
@@ -122,7 +122,7 @@ fn told(termination: &Termination) -> TerminationStatus {
         exit_code: cause.exit_code,
         signal: cause.signal,
         started_at: started_at.map(Time),
-        finished_at: Some(Time(*finished_at)),
+        finished_at: Some(Time(termination.ended_at())),
         peak_memory_bytes: usage
             .and_then(|usage| usage.peak_memory)
             .filter(|peak| *peak > 0)

@@ -151,6 +151,17 @@ fn an_end_settles_every_condition() {
 }
 
 #[test]
+fn nothing_ends_before_it_ran() {
+    let mut record = at(ended(Reason::NodeLost));
+    if let State::Ended { termination } = &mut record.state {
+        termination.finished_at = now_at(1).wall;
+    }
+    let end = shown(&record, &Beside::default()).termination.unwrap();
+    assert_eq!(end.finished_at, end.started_at);
+    assert_eq!(since(&record), now_at(5).wall);
+}
+
+#[test]
 fn an_end_is_told_when_nothing_is_left() {
     let State::Ended { termination } = ended(Reason::OOMKilled) else {
         panic!()
