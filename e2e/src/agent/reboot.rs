@@ -42,6 +42,33 @@ impl Agent {
         }
         Ok(())
     }
+
+    /// Makes one sandbox and its instance of the earlier boot, as [`Self::reboot`] does all. The agent must not run.
+    pub fn age(&self, name: &str) -> Result<()> {
+        ensure!(!self.is_started(), "the agent runs");
+        let boot_id =
+            fs::read_to_string("/proc/sys/kernel/random/boot_id").context("read this boot's id")?;
+        let mut found = false;
+        for entry in fs::read_dir(self.state().join("sandboxes")).context("list sandboxes")? {
+            let folder = entry.context("list sandboxes")?.path();
+            let text = fs::read(folder.join("record.json")).context("read a record")?;
+            let file: Value = serde_json::from_slice(&text).context("understand a record")?;
+            if file["record"]["name"] != name {
+                continue;
+            }
+            found = true;
+            let instance = file["record"]["state"]["instance"].as_str();
+            let instance = instance.map(|id| self.state().join("instances").join(id));
+            for of in [Some(folder), instance].into_iter().flatten() {
+                for path in records(&of)? {
+                    age(&path, boot_id.trim())
+                        .with_context(|| format!("age {}", path.display()))?;
+                }
+            }
+        }
+        ensure!(found, "{name} has no record");
+        Ok(())
+    }
 }
 
 /// Every `record.json` below a folder.

@@ -57,7 +57,7 @@ async fn a_command_decides_its_end() {
 }
 
 /// Files that cannot be run, each for a reason of its own.
-fn odd_image() -> Result<Image> {
+pub(crate) fn odd_image() -> Result<Image> {
     let layer = Layer::default()
         .add_owned("plain", Entry::File(b"#!/bin/sh\n".to_vec()), 0o644, 0, 0)?
         .add("lost", Entry::File(b"#!/no/such/interpreter\n".to_vec()))?
@@ -297,7 +297,7 @@ async fn a_sentry_killed_from_outside_is_a_crash_within_a_second() {
 }
 
 /// The process that is a sandbox's sentry.
-fn sentry(agent: &Agent, name: &str) -> Result<Pid> {
+pub(crate) fn sentry(agent: &Agent, name: &str) -> Result<Pid> {
     let instance = scene::instance(agent, name)?;
     let world = World::see(agent)?;
     let of_it: Vec<_> = world

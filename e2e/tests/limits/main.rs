@@ -9,6 +9,7 @@
 
 mod ends;
 mod enforce;
+mod every_end;
 mod examples;
 mod exec;
 mod hostile;

@@ -16,7 +16,7 @@ use crate::verdict::Verdict;
 
 /// What a [`Server`] answers to every request.
 #[derive(Clone, Copy)]
-enum Answer {
+pub(crate) enum Answer {
     /// Nothing, ever.
     Nothing,
     /// This, and then a byte every 50 ms.
@@ -26,13 +26,13 @@ enum Answer {
 }
 
 /// A server that is no registry.
-struct Server {
-    address: String,
+pub(crate) struct Server {
+    pub(crate) address: String,
     task: AbortHandle,
 }
 
 impl Server {
-    async fn start(answer: Answer) -> Result<Self> {
+    pub(crate) async fn start(answer: Answer) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listen")?;
         let address = listener.local_addr().context("its port")?.to_string();
         let task = tokio::spawn(async move {
