@@ -22,6 +22,11 @@ pub const AGENT_SIGNER: &str = "cloche.dev/agent";
 /// Signer of the certificates of gateways.
 pub const GATEWAY_SIGNER: &str = "cloche.dev/gateway";
 
+/// Who tells an event (`reportingController`), where an agent does.
+pub const AGENT_CONTROLLER: &str = "cloche.dev/agent";
+/// Where the operator does.
+pub const OPERATOR_CONTROLLER: &str = "cloche.dev/operator";
+
 /// Service account of the agents, in the namespace where Cloche is installed.
 pub const AGENT_ACCOUNT: &str = "cloche-agent";
 /// Service account of the gateways.

@@ -185,9 +185,14 @@ pub fn set_condition(
     });
 }
 
-/// `message`, cut at [`MAX_MESSAGE`] bytes on a character's boundary, with control characters but newline and tab replaced:
-/// parts of it may come from an image or a guest, and end on a terminal.
+/// `message`, cut at [`MAX_MESSAGE`] bytes: see [`cut`].
 pub fn bounded(message: &str) -> String {
+    cut(message, MAX_MESSAGE)
+}
+
+/// `message`, cut at `most` bytes on a character's boundary, with control characters but newline and tab replaced: parts of it may come
+/// from an image or a guest, and end on a terminal.
+pub(crate) fn cut(message: &str, most: usize) -> String {
     const ELLIPSIS: &str = "…";
     let clean = |character: char| {
         if character.is_control() && character != '\n' && character != '\t' {
@@ -196,13 +201,13 @@ pub fn bounded(message: &str) -> String {
             character
         }
     };
-    let whole_fits = message.chars().map(|c| clean(c).len_utf8()).sum::<usize>() <= MAX_MESSAGE;
+    let whole_fits = message.chars().map(|c| clean(c).len_utf8()).sum::<usize>() <= most;
     let room = if whole_fits {
-        MAX_MESSAGE
+        most
     } else {
-        MAX_MESSAGE - ELLIPSIS.len()
+        most - ELLIPSIS.len()
     };
-    let mut cut = String::with_capacity(message.len().min(MAX_MESSAGE));
+    let mut cut = String::with_capacity(message.len().min(most));
     for character in message.chars().map(clean) {
         if cut.len() + character.len_utf8() > room {
             break;

@@ -8,6 +8,7 @@
 pub mod cluster;
 pub mod condition;
 pub mod decode;
+pub mod event;
 pub mod image;
 pub mod limits;
 pub mod node;

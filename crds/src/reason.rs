@@ -201,6 +201,33 @@ impl Reason {
         }
     }
 
+    /// Whether an event tells of such an end: nobody asked for it, and the command alone does not explain it.
+    pub const fn is_worth_an_event(self) -> bool {
+        match self {
+            Self::Completed
+            | Self::Error
+            | Self::DeadlineExceeded
+            | Self::Deleted
+            | Self::Unknown => false,
+            Self::OOMKilled
+            | Self::PidsExceeded
+            | Self::Evicted
+            | Self::StartTimeout
+            | Self::SpecInvalid
+            | Self::ImagePullFailed
+            | Self::ImageNotFound
+            | Self::ImageUnauthorized
+            | Self::ImageInvalid
+            | Self::CommandNotFound
+            | Self::CommandNotExecutable
+            | Self::CannotEnforce
+            | Self::Unschedulable
+            | Self::NodeRejected
+            | Self::RuntimeCrashed
+            | Self::NodeLost => true,
+        }
+    }
+
     /// The exit code that the reason itself fixes, as a shell would give it; `None` where only the command can tell.
     pub const fn exit_code(self) -> Option<u8> {
         match self {

@@ -69,3 +69,17 @@ fn the_document_says_what_each_means_what_proves_it_and_which_exit_code_is_fixed
         }
     }
 }
+
+#[test]
+fn the_document_says_of_which_ends_there_are_no_events() {
+    let quiet = Reason::ALL
+        .into_iter()
+        .filter(|reason| !reason.is_worth_an_event());
+    let names: Vec<&str> = quiet.map(Reason::as_str).collect();
+    let (last, others) = names.split_last().unwrap();
+    let sentence = format!(
+        "every end but {} and {last} is also told as an event",
+        others.join(", ")
+    );
+    assert!(DOCUMENT.contains(&sentence), "{sentence}");
+}

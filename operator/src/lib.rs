@@ -24,6 +24,7 @@
 pub mod clock;
 pub mod controller;
 pub mod core;
+pub mod event;
 pub mod failure;
 pub mod health;
 pub mod index;

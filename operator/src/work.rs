@@ -9,6 +9,7 @@ use kube::api::{Api, DeleteParams, PatchParams, Preconditions};
 use kube::{Client, Resource};
 
 use crate::clock::Now;
+use crate::event;
 use crate::failure::{Class, class};
 use crate::index::node::Machine;
 use crate::index::sandbox::{SandboxKey, is_unreachable, says_unreachable, version_of};
@@ -110,7 +111,9 @@ impl Hands {
                 let put = write(&api, &key.name, finalizer.as_ref(), Place::Object);
                 let set = write(&api, &key.name, status.as_ref(), Place::Status);
                 let (put, set) = futures::future::join(put, set).await;
-                newest(put?, set?)
+                let (put, set) = (put?, set?);
+                event::tell_end(&self.client, set.as_ref(), now);
+                newest(put, set)
             }
             Task::Release { patch, absent } => {
                 if let Some((node, uid)) = absent {
@@ -150,7 +153,11 @@ impl Hands {
                     return Ok(Outcome::Gone);
                 }
                 match self.tell_lost(&read, *loss, now).await? {
-                    Some(patch) => write(&api, &key.name, Some(&patch), Place::Status).await?,
+                    Some(patch) => {
+                        let told = write(&api, &key.name, Some(&patch), Place::Status).await?;
+                        event::tell_end(&self.client, told.as_ref(), now);
+                        told
+                    }
                     None => Some(read),
                 }
             }

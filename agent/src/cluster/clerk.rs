@@ -24,11 +24,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::desired::{DesiredObject, DesiredObjects};
 use super::entry::{Around, Entry, Hold, Next, Presence, Request};
+use super::events::Telling;
 use super::judge::{Judgement, OurNode, Stance, judge};
 use super::objects::{ObjectError, Objects, Part};
 use super::patience::pause;
 use super::seen::Seen;
-use super::{patch, status};
+use super::{events, patch, status};
 use crate::board::{Board, Change};
 use crate::clock;
 use crate::fault;
@@ -85,6 +86,7 @@ pub(super) struct Clerk<O> {
     /// To be looked at then.
     wake: BTreeMap<String, Duration>,
     requests: FuturesUnordered<BoxFuture<'static, Done>>,
+    telling: Telling,
     /// The apiserver does not answer, or did not last time.
     is_away: bool,
 }
@@ -121,6 +123,7 @@ impl<O: Objects> Clerk<O> {
             due: BTreeSet::new(),
             wake: BTreeMap::new(),
             requests: FuturesUnordered::new(),
+            telling: Telling::default(),
             is_away: false,
         }
     }
@@ -154,6 +157,7 @@ impl<O: Objects> Clerk<O> {
                     None => return,
                 },
                 Some(done) = self.requests.next() => self.finish(done),
+                () = self.telling.next() => {}
                 change = news.recv() => match change {
                     Ok(Change::Posted(_, object)) => self.post(object),
                     // What is left is the supervisor's word.
@@ -432,6 +436,13 @@ impl<O: Objects> Clerk<O> {
                         }
                         entry.see(seen);
                         if let Request::Tell(status) = request {
+                            let node = self.desk.ours.borrow();
+                            let node = node.as_ref().map_or("", |node| &node.name);
+                            let event =
+                                events::of(&entry.key, &uid, &status, node, clock::now().wall);
+                            if let Some(event) = event {
+                                self.telling.begin(&self.desk.objects, event);
+                            }
                             entry.answer(status);
                         }
                         self.consider(&uid);

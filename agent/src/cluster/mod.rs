@@ -15,6 +15,7 @@ mod client;
 mod desired;
 mod due;
 mod entry;
+mod events;
 mod judge;
 mod objects;
 mod own_node;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use cloche_crds::refusal::Refusal;
 use cloche_crds::sandbox::Sandbox;
 use futures::future::BoxFuture;
-use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use serde_json::Value;
 
@@ -55,6 +56,8 @@ pub(super) trait Objects: Send + Sync + 'static {
         part: Part,
         patch: Value,
     ) -> BoxFuture<'static, Result<DynamicObject, ObjectError>>;
+    /// Tells an event; that it has been told before is fine.
+    fn tell(&self, event: &Event) -> BoxFuture<'static, Result<(), ObjectError>>;
 }
 
 /// Which part of an object is patched.
@@ -118,6 +121,23 @@ impl Objects for ClusterObjects {
             }
         })
     }
+
+    fn tell(&self, event: &Event) -> BoxFuture<'static, Result<(), ObjectError>> {
+        let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let event = event.clone();
+        Box::pin(async move {
+            let told = in_time("", api.create(&PostParams::default(), &event)).await;
+            match told {
+                Err(ObjectError::Unanswered(error)) if is_there(&error) => Ok(()),
+                told => told.map(drop),
+            }
+        })
+    }
+}
+
+fn is_there(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
 async fn in_time<T>(

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cloche_crds::{FailureDomain, Phase, Reason};
 use cloche_e2e::cluster::{self, Cluster, condition};
+use cloche_e2e::deadline::until;
 use jiff::SignedDuration;
 use kube::api::DeleteParams;
 use serde_json::json;
@@ -66,6 +67,15 @@ async fn unschedulable(cluster: &mut Cluster) -> Result<()> {
     ensure!(
         end.started_at.is_none() && end.exit_code.is_none(),
         "{end:?}"
+    );
+    let told = until(LIMIT, "its end is an event", async || {
+        let told = scene::events(cluster, "nowhere").await?;
+        Ok((!told.is_empty()).then_some(told))
+    })
+    .await?;
+    ensure!(
+        told.len() == 1 && told[0].reason.as_deref() == Some("Unschedulable"),
+        "{told:?}"
     );
     delete(cluster, "nowhere").await
 }

@@ -9,6 +9,7 @@ use cloche_e2e::cluster::{self, Cluster};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::events::v1::Event;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -127,6 +128,24 @@ async fn other_objects(one: &Client) -> Result<()> {
     ensure!(code(ours.list(&ListParams::default()).await)? == 200);
     let reservation = "cloche-reservation-node1";
     let deleted = ours.delete(reservation, &DeleteParams::default()).await;
+    ensure!(code(deleted)? == 403);
+    // Events: of sandboxes, and in its own name.
+    let events: Api<Event> = Api::default_namespaced(one.clone());
+    for (name, kind, node, wanted) in [
+        ("fine", "Sandbox", "node1", 200),
+        ("of-a-pod", "Pod", "node1", 403),
+        ("of-another", "Sandbox", "node2", 403),
+    ] {
+        let event: Event = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Warning", "reason": "Forged", "action": "End",
+            "regarding": {"kind": kind, "namespace": "default", "name": "here"},
+            "reportingController": "cloche.dev/agent", "reportingInstance": node,
+        }))?;
+        let told = code(events.create(&post, &event).await)?;
+        ensure!(told == wanted, "{name}: {told}");
+    }
+    let deleted = events.delete("fine", &DeleteParams::default()).await;
     ensure!(code(deleted)? == 403);
     let requests: Api<CertificateSigningRequest> = Api::all(one.clone());
     let gateway: CertificateSigningRequest = serde_json::from_value(json!({

@@ -3,6 +3,8 @@
 use anyhow::Result;
 use cloche_e2e::cluster::Cluster;
 use cloche_e2e::{Options, image};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
 /// Agents with the images that were prepared, a Python among them.
@@ -35,6 +37,19 @@ pub(crate) fn manifest(namespace: &str, name: &str, more: &Value) -> String {
 pub(crate) async fn start(cluster: &Cluster, name: &str, more: &Value) -> Result<()> {
     cluster.apply(&manifest("default", name, more)).await?;
     cluster.wait_ready(name).await.map(drop)
+}
+
+/// The events that are about a Sandbox of the namespace `default`.
+pub(crate) async fn events(cluster: &Cluster, name: &str) -> Result<Vec<Event>> {
+    let events: Api<Event> = Api::default_namespaced(cluster.plane.client().await?);
+    let list = events.list(&ListParams::default()).await?;
+    let about = |event: &Event| {
+        let regarding = event.regarding.as_ref();
+        regarding.is_some_and(|it| {
+            (it.kind.as_deref(), it.name.as_deref()) == (Some("Sandbox"), Some(name))
+        })
+    };
+    Ok(list.items.into_iter().filter(about).collect())
 }
 
 /// Runs a Python program in a sandbox by `kubectl sandbox exec`; what it printed.

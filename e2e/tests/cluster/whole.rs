@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cloche_crds::cluster::FINALIZER;
 use cloche_crds::{Phase, Reason};
 use cloche_e2e::cluster::{self, Cluster, condition};
+use cloche_e2e::deadline::until;
 use kube::api::DeleteParams;
 use serde_json::json;
 
@@ -86,6 +87,51 @@ async fn an_end_is_told_with_its_reason_and_code() {
         // Finalizer, binding, Running, the end, the finalizer's removal.
         let made = writes(cluster).await? - before;
         ensure!(made <= 5, "{made} writes");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// What nobody asked for is told as an event, once; what is as it was asked for is not.
+#[tokio::test]
+async fn an_abnormal_end_is_an_event() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        let program = |text: &str| json!({"command": ["python3", "-c", text]});
+        let hog = program("x = b'x' * (1 << 30)");
+        for (name, spec) in [("fine", program("print('done')")), ("hog", hog)] {
+            let manifest = scene::manifest("default", name, &spec);
+            cluster.apply(&manifest).await?;
+            cluster
+                .wait(name, LIMIT, "it has ended", |object| {
+                    condition(object, "Finished") == Some("True")
+                })
+                .await?;
+        }
+        let told = until(LIMIT, "its end is an event", async || {
+            let told = scene::events(cluster, "hog").await?;
+            Ok((!told.is_empty()).then_some(told))
+        })
+        .await?;
+        let [event] = &told[..] else {
+            bail!("{told:?}");
+        };
+        let hog = cluster.sandboxes().await?.get("hog").await?;
+        let end = hog.status.and_then(|status| status.termination);
+        let end = end.context("its end")?;
+        ensure!(end.reason == Reason::OOMKilled, "{end:?}");
+        ensure!(
+            event.type_.as_deref() == Some("Warning")
+                && event.reason.as_deref() == Some("OOMKilled")
+                && event.note.as_deref() == Some(&end.message)
+                && event.reporting_instance.as_deref() == Some("node1"),
+            "{event:?}"
+        );
+        let described = cluster.sandbox(&["describe", "hog"]).await?;
+        let described = String::from_utf8_lossy(&described.stdout).into_owned();
+        ensure!(described.contains("cloche.dev/agent"), "{described}");
+        let quiet = scene::events(cluster, "fine").await?;
+        ensure!(quiet.is_empty(), "{quiet:?}");
         Ok(())
     })
     .await

@@ -20,6 +20,7 @@ struct Fake {
     object: Mutex<Option<Value>>,
     is_away: Mutex<bool>,
     requests: Mutex<Vec<String>>,
+    events: Mutex<Vec<String>>,
 }
 
 impl Fake {
@@ -90,6 +91,15 @@ impl Objects for Fake {
             }
             Ok(())
         })
+    }
+
+    fn tell(
+        &self,
+        event: &k8s_openapi::api::events::v1::Event,
+    ) -> BoxFuture<'static, Result<(), ObjectError>> {
+        let reason = event.reason.clone().unwrap_or_default();
+        self.events.lock().unwrap().push(reason);
+        futures::future::ready(Ok(())).boxed()
     }
 }
 
@@ -364,6 +374,12 @@ async fn one_whose_record_is_lost_ends_without_running() {
         assert!(!scene.desired.borrow().has(&key()));
         scene.delete();
         scene.asked(&["tell Failed", "release"]).await;
+        let wanted = if patch["spec"].is_null() {
+            "RuntimeCrashed"
+        } else {
+            "SpecInvalid"
+        };
+        assert_eq!(*scene.fake.events.lock().unwrap(), [wanted]);
     }
 }
 
@@ -383,6 +399,7 @@ async fn the_end_of_one_that_was_never_here_is_told() {
         scene.asked(wanted).await;
         let object = scene.fake.object.lock().unwrap().clone().unwrap();
         assert_eq!(object["status"]["termination"]["reason"], "Deleted");
+        assert_eq!(*scene.fake.events.lock().unwrap(), [""; 0]);
     }
 }
 
