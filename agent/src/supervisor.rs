@@ -171,16 +171,20 @@ impl Supervisor {
     }
 
     async fn reconcile(&mut self, desired: &impl DesiredSet) {
-        let mut refused = BTreeMap::new();
-        for (key, wanted) in desired.each() {
-            if let Some(why) = self.apply(key, wanted).await {
-                refused.insert(key.clone(), why);
-            }
-        }
         for (key, driven) in &mut self.driven {
             if !desired.has(key) && !driven.told_to_delete {
                 driven.told_to_delete = true;
                 driven.handle.tell(Event::Delete).await;
+            }
+        }
+        // What is here first, and then what is new: that is given the room of what ends by the same look.
+        let mut refused = BTreeMap::new();
+        let (here, new): (Vec<_>, Vec<_>) = desired
+            .each()
+            .partition(|(key, _)| self.driven.contains_key(key));
+        for (key, wanted) in here.into_iter().chain(new) {
+            if let Some(why) = self.apply(key, wanted).await {
+                refused.insert(key.clone(), why);
             }
         }
         self.refused.send_if_modified(|before| {

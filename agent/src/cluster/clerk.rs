@@ -79,6 +79,8 @@ pub(super) struct Clerk<O> {
     lost: BTreeSet<String>,
     /// UIDs that the list under way has told of.
     listing: BTreeSet<String>,
+    /// A list is under way, or could not be finished.
+    is_listing: bool,
     /// The set that is desired has changed since it was sent.
     changed: bool,
     /// To be looked at.
@@ -119,6 +121,7 @@ impl<O: Objects> Clerk<O> {
             entries,
             lost: lost.into_iter().collect(),
             listing: BTreeSet::new(),
+            is_listing: false,
             changed: false,
             due: BTreeSet::new(),
             wake: BTreeMap::new(),
@@ -217,6 +220,7 @@ impl<O: Objects> Clerk<O> {
             // It is about to ask, which tells nothing of the apiserver.
             Ok(Event::Init) => {
                 self.listing.clear();
+                self.is_listing = true;
                 return;
             }
             Ok(Event::InitApply(guarded)) => {
@@ -225,6 +229,7 @@ impl<O: Objects> Clerk<O> {
                 }
             }
             Ok(Event::InitDone) => {
+                self.is_listing = false;
                 let listed = std::mem::take(&mut self.listing);
                 let now = clock::boot_time();
                 for (uid, entry) in &mut self.entries {
@@ -345,9 +350,10 @@ impl<O: Objects> Clerk<O> {
         }
     }
 
-    /// Sends the desired set where it has changed.
+    /// Sends the desired set where it has changed. Not half a list: what is new may have the room of what was declared ended meanwhile, and
+    /// which of them comes first tells nothing.
     fn publish(&mut self) {
-        if !std::mem::take(&mut self.changed) {
+        if self.is_listing || !std::mem::take(&mut self.changed) {
             return;
         }
         self.desired.send_modify(|desired| {

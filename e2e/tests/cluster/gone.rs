@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cloche_crds::cluster::NAMESPACE;
 use cloche_crds::{Phase, Reason, SandboxNode};
+use cloche_e2e::Options;
 use cloche_e2e::cluster::{self, Cluster, condition};
 use cloche_e2e::deadline::until;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
@@ -148,6 +149,53 @@ async fn a_node_without_its_reservation_is_drained() {
         let told = scene::python(cluster, "stays", "print('here')").await?;
         ensure!(told == "here\n", "{told:?}");
         Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// A node that was lost comes back with what it ran, and what was bound to it since has the room of that: it waits, and runs.
+#[tokio::test]
+async fn a_node_that_comes_back_makes_room_first() {
+    let options = Options {
+        more: ["--cpu-budget", "1"].map(Into::into).to_vec(),
+        ..scene::options().unwrap()
+    };
+    cluster::run(1, options, async |cluster| {
+        let most = json!({"resources": {
+            "requests": {"cpu": "600m", "memory": "32Mi", "ephemeral-storage": "16Mi"},
+            "limits": {"cpu": "1", "memory": "256Mi"},
+        }});
+        scene::start(cluster, "z-lost", &most).await?;
+        cluster.agents[0].kill().await?;
+        let taint = "node.kubernetes.io/out-of-service";
+        let tainted = format!("{taint}=shutdown:NoExecute");
+        cluster
+            .plane
+            .kubectl_text(&["taint", "node", "node1", &tainted])
+            .await?;
+        let lost = cluster
+            .wait("z-lost", LIMIT, "it is lost", |object| {
+                condition(object, "Finished") == Some("True")
+            })
+            .await?;
+        let end = lost.status.and_then(|status| status.termination);
+        ensure!(end.context("its end")?.reason == Reason::NodeLost);
+        let free = format!("{taint}-");
+        cluster
+            .plane
+            .kubectl_text(&["taint", "node", "node1", &free])
+            .await?;
+        // Listed before the other one.
+        let new = scene::manifest("default", "a-new", &most);
+        cluster.apply(&new).await?;
+        cluster
+            .wait("a-new", LIMIT, "it is bound", |object| {
+                condition(object, "Scheduled") == Some("True")
+            })
+            .await?;
+        cluster.agents[0].restart().await?;
+        cluster.wait_ready("a-new").await.map(drop)
     })
     .await
     .unwrap();

@@ -345,6 +345,24 @@ async fn another_of_the_same_name_waits_for_the_first_to_be_gone() {
 }
 
 #[tokio::test]
+async fn half_a_list_is_no_desire() {
+    let mut scene = Scene::new(&[taken(false)], &[]);
+    let new = json!({"metadata": {"name": "a-new", "uid": "uid-2"}});
+    let lost = json!({"status": {"termination": {"reason": "NodeLost"}}});
+    scene.tell(Event::Init);
+    scene.tell(Event::InitApply(object(&new)));
+    // By what is asked for it shows that all before was heard.
+    scene.tell(Event::Delete(scene.fake.put(&json!({}))));
+    scene.asked(&["ask"]).await;
+    assert_eq!(scene.desired.borrow().sandboxes.len(), 1);
+    scene.tell(Event::InitApply(scene.fake.put(&lost)));
+    scene.tell(Event::InitDone);
+    scene
+        .until(|desired| desired.sandboxes.len() == 2 && desired.sandboxes[&key()].ended.is_some())
+        .await;
+}
+
+#[tokio::test]
 async fn an_outage_delays_and_loses_nothing() {
     let mut scene = Scene::new(&[taken(false)], &[]);
     *scene.fake.is_away.lock().unwrap() = true;
