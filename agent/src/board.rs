@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cloche_crds::Sandbox;
 use tokio::sync::broadcast;
 
-use crate::sandbox::SandboxRecord;
+use crate::sandbox::driver::DriverHandle;
+use crate::sandbox::{Activity, SandboxRecord};
 use crate::session::Sessions;
 use crate::source::SandboxKey;
 
@@ -24,6 +25,10 @@ pub struct Posting {
     pub record: Arc<SandboxRecord>,
     /// Its sessions, from its start until it is removed.
     pub sessions: Option<Sessions>,
+    /// The way to its driver; none while the agent starts.
+    pub driver: Option<DriverHandle>,
+    /// Who is attached to it.
+    pub activity: Arc<Activity>,
 }
 
 /// A change of one sandbox.
@@ -92,6 +97,11 @@ impl Board {
             .map(|(key, posting)| (key.clone(), Arc::clone(&posting.object)))
             .collect();
         (all, receiver)
+    }
+
+    /// Every change from now on.
+    pub fn changes(&self) -> broadcast::Receiver<Change> {
+        self.changes.subscribe()
     }
 
     fn tell(&self, change: Change) {

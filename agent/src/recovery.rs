@@ -200,12 +200,14 @@ mod tests {
             State::Running {
                 instance: instance(),
                 started: now_at(5),
+                pause: None,
             },
             State::Stopping {
                 instance: instance(),
                 started: now_at(5),
                 because,
                 kill_at: now_at(20).boot,
+                was_paused: false,
             },
             State::Ending {
                 instance: Some(instance()),
@@ -318,6 +320,7 @@ mod tests {
         let running = at(State::Running {
             instance: instance(),
             started: now_at(5),
+            pause: None,
         });
         let Decision::Resume(lost) = decide(&running, &Found::Nothing, "boot-2", now_at(30)) else {
             panic!()

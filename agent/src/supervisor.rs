@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cloche_crds::sandbox::EffectiveResources;
 use tokio::sync::broadcast::error::RecvError;
@@ -281,6 +282,7 @@ impl Supervisor {
             spec: wanted.effective.clone(),
             boot_id: self.node.boot_id.clone(),
             bound: now,
+            paused: Duration::ZERO,
             image: None,
             state,
             deleted: false,

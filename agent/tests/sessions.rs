@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cloche_agent::session::{
-    Chunk, CommandId, Link, NewSession, Outcome, Session, SessionError, Sessions, Stream, Until,
+    Chunk, CommandId, Link, NewSession, Outcome, Pauses, Session, SessionError, Sessions, Stream,
+    Until,
 };
 use cloche_proto::frame::Setup;
 use support::{Nsenter, Sandbox, command, now, shell, status_kib};
@@ -28,6 +29,7 @@ async fn open(
         pipes,
         Arc::new(sandbox.bridge()),
         setup(),
+        Pauses::default(),
         cancel.clone(),
     )
     .await
@@ -205,6 +207,7 @@ async fn plays_the_agent() {
         None,
         Arc::new(bridge),
         setup(),
+        Pauses::default(),
         cancel,
     )
     .await

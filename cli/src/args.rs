@@ -94,6 +94,10 @@ pub(crate) enum Command {
     Wait(Wait),
     /// Print what a command has written
     Log(Log),
+    /// Have sandboxes stand still: no processor, all else stays
+    Pause(Pace),
+    /// Have paused sandboxes go on
+    Resume(Pace),
     /// Delete sandboxes
     Rm(Rm),
 }
@@ -108,6 +112,8 @@ impl Command {
             | Self::Describe(_)
             | Self::Wait(_)
             | Self::Log(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
             | Self::Rm(_) => false,
         }
     }
@@ -217,6 +223,21 @@ pub(crate) struct Shape {
     /// End the sandbox so long after its start, in whole seconds, such as 10m
     #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub(crate) ttl: Option<Duration>,
+    /// What becomes of the sandbox once nobody has used it for so long, in whole seconds, such as 10m
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, requires = "idle_action")]
+    pub(crate) idle_timeout: Option<Duration>,
+    /// What becomes of it then
+    #[arg(long, value_name = "ACTION", requires = "idle_timeout")]
+    pub(crate) idle_action: Option<IdleAction>,
+}
+
+/// What becomes of an idle sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IdleAction {
+    /// It is paused, until it is used again
+    Pause,
+    /// It ends
+    End,
 }
 
 #[derive(Debug, Args)]
@@ -232,7 +253,7 @@ pub(crate) struct Create {
         long = "filename",
         id = "file",
         value_name = "FILE",
-        conflicts_with_all = ["image", "cpu", "memory", "ephemeral_storage", "env", "ttl", "argv"]
+        conflicts_with_all = ["image", "cpu", "memory", "ephemeral_storage", "env", "ttl", "idle_timeout", "idle_action", "argv"]
     )]
     pub(crate) files: Vec<PathBuf>,
     /// Image to run
@@ -365,6 +386,27 @@ pub(crate) struct Log {
     /// Only so many bytes from the end of each of stdout and stderr
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) tail_bytes: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sets spec.lifecycle.desiredState. Clients that are attached stay so; time limits of commands do not count while the sandbox is
+paused, its time to live does.")]
+pub(crate) struct Pace {
+    /// Names of the sandboxes
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Return only when it is so
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "true",
+        default_missing_value = "true",
+        action = clap::ArgAction::Set
+    )]
+    pub(crate) wait: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::time::Duration;
 
-use cloche_crds::Sandbox;
 use cloche_crds::SandboxSpec;
 use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::{EnvVar, Lifecycle, ResourceList, Resources};
+use cloche_crds::{IdleAction, Sandbox};
 use cloche_proto::agent::v1alpha1::{Command, Open, TerminalSize};
 
-use crate::args::{Exec, Run, Shape};
+use crate::args::{self, Exec, Run, Shape};
 use crate::error::Error;
 
 /// How long a command that nobody named outlives its client: twice the time for which a client tries to come back.
@@ -73,6 +73,17 @@ fn variable(text: &OsString) -> Result<Vec<u8>, Error> {
     }
 }
 
+/// The seconds of a flag, as the field that it stands for counts them.
+fn whole_seconds(flag: &str, given: Option<Duration>) -> Result<Option<i64>, Error> {
+    let seconds = |time: Duration| {
+        i64::try_from(time.as_secs())
+            .ok()
+            .filter(|seconds| *seconds > 0 && time.subsec_nanos() == 0)
+            .ok_or_else(|| Error::Usage(format!("{flag}: write whole seconds, such as 90s")))
+    };
+    given.map(seconds).transpose()
+}
+
 /// Never 0 for a time above zero, since 0 means "never".
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis())
@@ -104,15 +115,15 @@ pub(crate) fn sandbox(
             Some(_) | None => Err(Error::Usage(format!("--env {text}: write NAME=VALUE"))),
         })
         .collect::<Result<_, _>>()?;
-    let ttl = shape
-        .ttl
-        .map(|ttl| {
-            i64::try_from(ttl.as_secs())
-                .ok()
-                .filter(|seconds| *seconds > 0 && ttl.subsec_nanos() == 0)
-                .ok_or_else(|| Error::Usage("--ttl: write whole seconds, such as 90s".to_owned()))
-        })
-        .transpose()?;
+    let lifecycle = Lifecycle {
+        ttl_seconds: whole_seconds("--ttl", shape.ttl)?,
+        idle_timeout_seconds: whole_seconds("--idle-timeout", shape.idle_timeout)?,
+        idle_action: shape.idle_action.map(|action| match action {
+            args::IdleAction::Pause => IdleAction::Pause,
+            args::IdleAction::End => IdleAction::End,
+        }),
+        ..Lifecycle::default()
+    };
     let limits = ResourceList {
         cpu: shape.cpu.clone().map(Quantity),
         memory: shape.memory.clone().map(Quantity),
@@ -126,10 +137,7 @@ pub(crate) fn sandbox(
             limits: Some(limits),
             ..Resources::default()
         }),
-        lifecycle: ttl.map(|seconds| Lifecycle {
-            ttl_seconds: Some(seconds),
-            ..Lifecycle::default()
-        }),
+        lifecycle: (lifecycle != Lifecycle::default()).then_some(lifecycle),
         ..SandboxSpec::default()
     };
     Ok(Sandbox::new(name, spec))

@@ -83,6 +83,10 @@ pub enum ConditionReason {
     Starting,
     /// Ready=True.
     Running,
+    /// Ready=False: it stands still, as its spec wants it.
+    Paused,
+    /// Ready=False: it stands still since it was idle; the next session has it run again.
+    Idle,
     /// Ready=Unknown: it runs, but its sessions cannot be reached.
     SessionsUnavailable,
     /// Ready=False: it runs, but the node cannot store output: commands that print are blocked until it can.
@@ -114,6 +118,8 @@ impl ConditionReason {
             Self::Present => "Present",
             Self::Starting => "Starting",
             Self::Running => "Running",
+            Self::Paused => "Paused",
+            Self::Idle => "Idle",
             Self::SessionsUnavailable => "SessionsUnavailable",
             Self::LogStorageFull => "LogStorageFull",
             Self::Terminating => "Terminating",

@@ -25,4 +25,7 @@ pub use image::ImageRef;
 pub use node::{NodeAllocatable, SandboxNode, SandboxNodeSpec, SandboxNodeStatus};
 pub use phase::Phase;
 pub use reason::{FailureDomain, Reason};
-pub use sandbox::{Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec, SandboxStatus};
+pub use sandbox::{
+    DesiredState, Effective, IdleAction, MainCommand, PullPolicy, Sandbox, SandboxSpec,
+    SandboxStatus,
+};

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 /// Where a sandbox is in its life.
 ///
 /// ```text
-/// Pending ─► Starting ─► Running ─► Terminating ─► Succeeded | Failed | Ended
-///    └───────────┴──────────────────────┘
+/// Pending ─► Starting ─► Running ◄─► Paused
+///    │           │          └────┬─────┘
+///    └───────────┴───────────────┴─► Terminating ─► Succeeded | Failed | Ended
 /// ```
 /// `Terminating` is shown while the node still holds something of it; the last three never change again.
 #[derive(
@@ -22,6 +23,8 @@ pub enum Phase {
     Starting,
     /// It serves commands.
     Running,
+    /// It stands still, as it was desired or since it was idle.
+    Paused,
     /// It is being ended; its reason is already fixed.
     Terminating,
     /// [`Reason::Completed`](crate::Reason::Completed).
@@ -37,10 +40,11 @@ pub enum Phase {
 
 impl Phase {
     /// Every phase that this build knows, without [`Phase::Unknown`].
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Pending,
         Self::Starting,
         Self::Running,
+        Self::Paused,
         Self::Terminating,
         Self::Succeeded,
         Self::Failed,
@@ -53,6 +57,7 @@ impl Phase {
             Self::Pending => "Pending",
             Self::Starting => "Starting",
             Self::Running => "Running",
+            Self::Paused => "Paused",
             Self::Terminating => "Terminating",
             Self::Succeeded => "Succeeded",
             Self::Failed => "Failed",
@@ -65,9 +70,12 @@ impl Phase {
     pub const fn is_terminal(self) -> bool {
         match self {
             Self::Succeeded | Self::Failed | Self::Ended => true,
-            Self::Pending | Self::Starting | Self::Running | Self::Terminating | Self::Unknown => {
-                false
-            }
+            Self::Pending
+            | Self::Starting
+            | Self::Running
+            | Self::Paused
+            | Self::Terminating
+            | Self::Unknown => false,
         }
     }
 }

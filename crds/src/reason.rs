@@ -23,6 +23,8 @@ pub enum Reason {
     Evicted,
     /// `lifecycle.ttlSeconds` was over.
     DeadlineExceeded,
+    /// It was idle for `lifecycle.idleTimeoutSeconds`, and `lifecycle.idleAction` is `End`.
+    IdleTimeout,
     /// It was not running `lifecycle.startTimeoutSeconds` after it was bound.
     StartTimeout,
     /// Its object breaks a rule that the apiserver did not hold it to, or has a field that the node's agent does not know.
@@ -58,13 +60,14 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason that this build knows, in the order of `docs/reasons.md`; without [`Reason::Unknown`].
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Completed,
         Self::Error,
         Self::OOMKilled,
         Self::PidsExceeded,
         Self::Evicted,
         Self::DeadlineExceeded,
+        Self::IdleTimeout,
         Self::StartTimeout,
         Self::SpecInvalid,
         Self::ImagePullFailed,
@@ -90,6 +93,7 @@ impl Reason {
             Self::PidsExceeded => "PidsExceeded",
             Self::Evicted => "Evicted",
             Self::DeadlineExceeded => "DeadlineExceeded",
+            Self::IdleTimeout => "IdleTimeout",
             Self::StartTimeout => "StartTimeout",
             Self::SpecInvalid => "SpecInvalid",
             Self::ImagePullFailed => "ImagePullFailed",
@@ -112,7 +116,7 @@ impl Reason {
     pub const fn phase(self) -> Phase {
         match self {
             Self::Completed => Phase::Succeeded,
-            Self::DeadlineExceeded | Self::Deleted => Phase::Ended,
+            Self::DeadlineExceeded | Self::IdleTimeout | Self::Deleted => Phase::Ended,
             Self::Error
             | Self::OOMKilled
             | Self::PidsExceeded
@@ -141,7 +145,7 @@ impl Reason {
             Self::Completed | Self::Error | Self::OOMKilled | Self::PidsExceeded => {
                 FailureDomain::Workload
             }
-            Self::DeadlineExceeded => FailureDomain::Policy,
+            Self::DeadlineExceeded | Self::IdleTimeout => FailureDomain::Policy,
             Self::SpecInvalid
             | Self::ImageNotFound
             | Self::ImageUnauthorized
@@ -190,6 +194,7 @@ impl Reason {
             | Self::OOMKilled
             | Self::PidsExceeded
             | Self::DeadlineExceeded
+            | Self::IdleTimeout
             | Self::SpecInvalid
             | Self::ImageNotFound
             | Self::ImageUnauthorized
@@ -239,6 +244,7 @@ impl Reason {
             | Self::PidsExceeded
             | Self::Evicted
             | Self::DeadlineExceeded
+            | Self::IdleTimeout
             | Self::StartTimeout
             | Self::SpecInvalid
             | Self::ImagePullFailed

@@ -123,6 +123,7 @@ fn add(root: &mut Value, path: &'static str, bounds: Value) -> Result<(), Schema
 fn bounds() -> Vec<(&'static str, Value)> {
     let mut all = vec![("", json!({"x-kubernetes-validations": transitions()}))];
     all.extend(spec());
+    all.extend(lifecycle());
     all.extend(security());
     all.extend(placement());
     all.extend(status());
@@ -131,7 +132,6 @@ fn bounds() -> Vec<(&'static str, Value)> {
 
 fn spec() -> Vec<(&'static str, Value)> {
     let path = json!({"maxLength": PATH, "pattern": r"^/[^\x00]*$"});
-    let seconds = |most: i64| json!({"minimum": 1, "maximum": most});
     let arguments = json!({"maxItems": ARGUMENTS, "x-kubernetes-list-type": "atomic"});
     let argument = json!({"maxLength": ARGUMENT_CHARACTERS, "pattern": r"^[^\x00]*$"});
     let mut command = arguments.clone();
@@ -196,6 +196,31 @@ fn spec() -> Vec<(&'static str, Value)> {
         (
             "spec.resources.pids",
             json!({"minimum": 1, "maximum": MOST_PIDS}),
+        ),
+    ]
+}
+
+fn lifecycle() -> Vec<(&'static str, Value)> {
+    let seconds = |most: i64| json!({"minimum": 1, "maximum": most});
+    vec![
+        (
+            "spec.lifecycle",
+            json!({"x-kubernetes-validations": [
+                {
+                    "rule": "!has(self.idleTimeoutSeconds) || has(self.idleAction)",
+                    "message": "is missing: say what is to become of an idle sandbox (Pause or End), or leave idleTimeoutSeconds out",
+                    "fieldPath": ".idleAction",
+                },
+                {
+                    "rule": "!has(self.idleAction) || has(self.idleTimeoutSeconds)",
+                    "message": "is missing: say when the sandbox counts as idle, or leave idleAction out",
+                    "fieldPath": ".idleTimeoutSeconds",
+                },
+            ]}),
+        ),
+        (
+            "spec.lifecycle.idleTimeoutSeconds",
+            seconds(MOST_TTL_SECONDS),
         ),
         ("spec.lifecycle.ttlSeconds", seconds(MOST_TTL_SECONDS)),
         (

@@ -39,9 +39,20 @@ impl Client {
 
     /// Applies a manifest in YAML or JSON; the refusal as gRPC gives it.
     pub async fn try_apply(&mut self, manifest: &str) -> Result<SandboxKey, tonic::Status> {
+        self.put(manifest, false).await
+    }
+
+    /// Applies a manifest in place of the one of this name.
+    pub async fn replace(&mut self, manifest: &str) -> Result<()> {
+        let put = self.put(manifest, true).await;
+        put.map(drop)
+            .with_context(|| format!("replace\n{manifest}"))
+    }
+
+    async fn put(&mut self, manifest: &str, replace: bool) -> Result<SandboxKey, tonic::Status> {
         let request = ApplyRequest {
             manifest: manifest.as_bytes().to_vec(),
-            replace: false,
+            replace,
         };
         let response = self.grpc.apply(request).await?.into_inner();
         response

@@ -11,6 +11,8 @@ pub enum During {
     Delete,
     /// A sandbox that runs comes to its deadline, and is told to end.
     Deadline,
+    /// A sandbox that runs is paused, and goes on.
+    Pause,
     /// It fills its pool.
     Pool,
     /// It starts a sandbox on an instance of its pool.
@@ -21,7 +23,7 @@ pub enum During {
     Release,
 }
 
-use During::{Claim, Deadline, Delete, Image, Life, Pool, Release, Tell};
+use During::{Claim, Deadline, Delete, Image, Life, Pause, Pool, Release, Tell};
 
 /// Every point of the agent's source, and what it is doing there when a test kills it. `NAME:N` is the N-th passage.
 pub const POINTS: &[(&str, &[During])] = &[
@@ -52,6 +54,11 @@ pub const POINTS: &[(&str, &[During])] = &[
     ("main.created", &[Life]),
     ("main.started", &[Life]),
     ("Running", &[Life]),
+    ("Pausing", &[Pause]),
+    ("pause.paused", &[Pause]),
+    ("Paused", &[Pause]),
+    ("Resuming", &[Pause]),
+    ("pause.resumed", &[Pause]),
     ("Stopping", &[Delete, Deadline]),
     ("Ending", &[Life, Delete, Deadline]),
     ("sandbox.killed", &[Life, Delete]),

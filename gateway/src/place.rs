@@ -73,7 +73,9 @@ pub(crate) fn place(
                 "sandbox {name:?} is {phase}, wait for its condition Ready{why}"
             ))
         }
+        // Use of one that is paused since it was idle has it go on.
         Phase::Running
+        | Phase::Paused
         | Phase::Terminating
         | Phase::Succeeded
         | Phase::Failed

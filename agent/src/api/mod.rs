@@ -5,6 +5,7 @@
 
 pub mod mtls;
 mod objects;
+mod pause;
 mod requests;
 mod session;
 mod stream;

@@ -9,6 +9,7 @@ use cloche_proto::agent::v1alpha1::session_response::Kind as Out;
 use cloche_proto::frame;
 use tonic::{Status, Streaming};
 
+use super::pause::pass;
 use super::requests::{stdin_taken, take};
 use super::stream::{Receiving, Sending, channel};
 use super::{key, no_such};
@@ -48,6 +49,10 @@ pub(super) async fn open(
     } else {
         command_id(&open.command_id)?
     };
+    let used = posting.activity.begin();
+    let new = open.command.is_some().then_some(&id);
+    let key = key(open.key.clone())?;
+    pass(node, &key, &posting.record.uid, &sessions, new).await?;
     let (session, created) = match &open.command {
         Some(_) if id == CommandId::main() => {
             return Err(Status::invalid_argument(format!(
@@ -72,7 +77,7 @@ pub(super) async fn open(
     let (sender, receiver) = channel();
     let cancel = node.cancel.clone();
     tokio::spawn(async move {
-        let _held = stream;
+        let _held = (stream, used);
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops; attach again"))).await),
             // Ends when all is told, or the client has gone.
@@ -120,10 +125,12 @@ pub(super) async fn log(
         from(Stream::Stdout, request.stdout_offset),
         from(Stream::Stderr, request.stderr_offset),
     ];
+    // To follow what it prints is a use, but none that it would have to go on for.
+    let used = request.follow.then(|| posting.activity.begin());
     let (sender, receiver) = channel();
     let cancel = node.cancel.clone();
     tokio::spawn(async move {
-        let _held = stream;
+        let _held = (stream, used);
         tokio::select! {
             () = cancel.cancelled() => drop(sender.send(Err(Status::unavailable("the agent stops"))).await),
             () = sender.closed() => {}

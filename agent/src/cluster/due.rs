@@ -28,8 +28,8 @@ pub(super) fn due(ours: Phase, theirs: &str, pace: Pace) -> Duration {
         .map_or(Duration::ZERO, |at| at.saturating_add(PERIOD));
     match ours {
         Phase::Succeeded | Phase::Failed | Phase::Ended => Duration::ZERO,
-        Phase::Running if theirs != ours.as_str() => Duration::ZERO,
-        Phase::Running => spaced,
+        Phase::Running | Phase::Paused if theirs != ours.as_str() => Duration::ZERO,
+        Phase::Running | Phase::Paused => spaced,
         Phase::Pending | Phase::Starting | Phase::Unknown => {
             pace.in_phase_since.saturating_add(SLOW).max(spaced)
         }

@@ -23,6 +23,9 @@ const LOWER_EROFS: u8 = 2;
 const UPPER_NONE: u8 = 0;
 const UPPER_FILE: u8 = 3;
 
+/// Longest list of stacks, in bytes: some 4 KiB for each task of a guest that has as many as the node lets it have.
+const MAX_STACKS: usize = 16 << 20;
+
 /// One control connection to a sentry, for one purpose: a call that waits holds up those behind it.
 #[derive(Debug)]
 pub struct Sentry {
@@ -269,6 +272,31 @@ impl Sentry {
         }
     }
 
+    /// Stops all guest tasks; returns once none runs. The sentry counts: exactly once before each [`Self::resume`].
+    pub async fn pause(&mut self) -> Result<(), UrpcError> {
+        self.tell("containerManager.Pause", json!({}), &[], LONG)
+            .await
+    }
+
+    /// Lets all guest tasks go on. One that is not paused dies of it.
+    pub async fn resume(&mut self) -> Result<(), UrpcError> {
+        self.tell("containerManager.Resume", json!({}), &[], LONG)
+            .await
+    }
+
+    /// Whether all guest tasks are stopped, by what the sentry's threads do: no call tells it.
+    pub async fn is_paused(&mut self) -> Result<bool, UrpcError> {
+        let method = "debug.Stacks";
+        let stacks: String = self
+            .connection
+            .call_up_to(MAX_STACKS, method, json!({}), &[], LONG)
+            .await?;
+        are_all_stopped(&stacks).ok_or(UrpcError::Reply {
+            method,
+            what: "cut off, or of no guest task",
+        })
+    }
+
     async fn tell(
         &mut self,
         method: &'static str,
@@ -280,5 +308,45 @@ impl Sentry {
             .call::<IgnoredAny>(method, arg, files, deadline)
             .await
             .map(|_| ())
+    }
+}
+
+/// Whether every guest task waits to be let go on; `None` where that cannot be told. A guest can stop tasks of its own, but neither the
+/// root container's nor cloche-init, so that in one which runs some are not stopped. Source: `pkg/sentry/kernel/task_stop.go`.
+fn are_all_stopped(stacks: &str) -> Option<bool> {
+    const TASK: &str = "kernel.(*Task).run(";
+    const STOPPED: &str = "kernel.(*Task).doStop(";
+    // As log.Stacks cuts them off.
+    let is_whole = !stacks.contains("<too large, truncated>");
+    let mut tasks = stacks
+        .split("\n\n")
+        .filter(|stack| stack.contains(TASK))
+        .peekable();
+    let is_there = tasks.peek().is_some();
+    let all = tasks.all(|stack| stack.contains(STOPPED));
+    match (is_there, all, is_whole) {
+        (true, false, _) => Some(false),
+        (true, true, true) => Some(true),
+        (true, true, false) | (false, _, _) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_task_that_goes_on_is_enough() {
+        let task = |at: &str| format!("goroutine 1 [select]:\n{at}\nkernel.(*Task).run(0x1)\n");
+        let stopped = task("kernel.(*Task).doStop(0x1)");
+        let runs = task("kernel.(*Task).block(0x1)");
+        let other = "goroutine 2 [select]:\nnet.loop()\n";
+        let of = |stacks: &[&str]| are_all_stopped(&stacks.join("\n\n"));
+        assert_eq!(of(&[other, &stopped, &stopped]), Some(true));
+        assert_eq!(of(&[&stopped, other, &runs]), Some(false));
+        assert_eq!(of(&[other]), None);
+        let cut = "...<too large, truncated>";
+        assert_eq!(of(&[&stopped, cut]), None);
+        assert_eq!(of(&[&stopped, &runs, cut]), Some(false));
     }
 }

@@ -148,6 +148,19 @@ impl Connection {
         files: &[BorrowedFd<'_>],
         deadline: Duration,
     ) -> Result<R, UrpcError> {
+        self.call_up_to(MAX_REPLY, method, arg, files, deadline)
+            .await
+    }
+
+    /// The same with a reply of up to `limit` bytes.
+    pub async fn call_up_to<R: DeserializeOwned>(
+        &mut self,
+        limit: usize,
+        method: &'static str,
+        arg: impl Serialize,
+        files: &[BorrowedFd<'_>],
+        deadline: Duration,
+    ) -> Result<R, UrpcError> {
         if std::mem::replace(&mut self.poisoned, true) {
             return Err(UrpcError::Poisoned { method });
         }
@@ -162,7 +175,7 @@ impl Connection {
             self.send(&request, files)
                 .await
                 .map_err(|source| UrpcError::Broken { method, source })?;
-            self.receive(method).await
+            self.receive(method, limit).await
         };
         let reply = timeout(deadline, exchange)
             .await
@@ -201,7 +214,7 @@ impl Connection {
         Ok(())
     }
 
-    async fn receive(&self, method: &'static str) -> Result<Vec<u8>, UrpcError> {
+    async fn receive(&self, method: &'static str, limit: usize) -> Result<Vec<u8>, UrpcError> {
         let broken = |source| UrpcError::Broken { method, source };
         let mut reply = Vec::new();
         let mut extent = Extent::default();
@@ -214,10 +227,10 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(broken(error)),
             };
-            if reply.len() + read > MAX_REPLY {
+            if reply.len() + read > limit {
                 return Err(UrpcError::Reply {
                     method,
-                    what: "longer than 1 MiB",
+                    what: "longer than it may be",
                 });
             }
             reply.extend_from_slice(&piece[..read]);

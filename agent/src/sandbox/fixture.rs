@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cloche_crds::sandbox::{EffectiveResources, Security};
-use cloche_crds::{Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec};
+use cloche_crds::{DesiredState, Effective, MainCommand, PullPolicy, Sandbox, SandboxSpec};
 use jiff::Timestamp;
 
 use super::{SandboxRecord, State};
@@ -51,11 +51,14 @@ pub(crate) fn record() -> SandboxRecord {
             },
             security: Security::default(),
             ttl: Some(Duration::from_mins(1)),
+            desired: DesiredState::Running,
+            idle: None,
             start_timeout: Duration::from_mins(5),
             grace: Duration::from_secs(5),
         },
         boot_id: "boot-1".to_owned(),
         bound: now_at(0),
+        paused: Duration::ZERO,
         image: None,
         state: State::Bound,
         deleted: false,

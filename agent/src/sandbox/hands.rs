@@ -15,7 +15,7 @@ use super::driver::{DriverHandle, Hands};
 use super::holding::Shared;
 use super::record::{ImageUse, SandboxRecord, State, Usage};
 use super::step::{Action, Event};
-use super::{death, start};
+use super::{death, pace, start};
 use crate::image::Progress;
 use crate::instance::{Instance, limits};
 use crate::node::Node;
@@ -51,11 +51,15 @@ impl NodeHands {
     /// They are there when this returns, so that nobody who finds the sandbox running finds it without them.
     pub async fn adopt(&self, instance: Option<Instance>, record: &SandboxRecord) {
         self.shared.holding().instance = instance;
+        if !record.state.may_be_paused() {
+            self.shared.pace.runs().await;
+        }
         start::find_sessions(&self.shared, record).await;
     }
 
-    /// Watches the instance that was adopted, if one was.
+    /// Lets the driver of these events be told of things, and watches the instance that was adopted, if one was.
     pub fn watch(&self, record: &SandboxRecord, events: &mpsc::Sender<Event>) {
+        self.shared.holding().driver = Some(DriverHandle::new(events.clone()));
         if let Some(instance) = self.shared.instance() {
             self.shared.hold(instance, record, events);
         }
@@ -91,6 +95,16 @@ impl Hands for NodeHands {
             }
             Action::Prepare => self.forward(start::prepare(shared, record, events)),
             Action::RequestMain => self.forward(start::main(shared, record, events)),
+            Action::Pause => {
+                let number = self.shared.pace.supersede();
+                let pausing = pace::pause(shared, number, record, events);
+                self.shared.node.tasks.spawn(pausing);
+            }
+            Action::Resume => {
+                let number = self.shared.pace.supersede();
+                let resuming = pace::resume(shared, number, record, events);
+                self.shared.node.tasks.spawn(resuming);
+            }
             Action::Terminate => drop(
                 self.shared
                     .node
@@ -106,6 +120,8 @@ impl Hands for NodeHands {
             })),
             Action::TearDown => {
                 let forward = self.forward.take();
+                // What is killed neither stands still nor goes on.
+                self.shared.pace.supersede();
                 self.shared
                     .node
                     .tasks
@@ -212,6 +228,7 @@ impl Shared {
         let event = match outcome {
             Ok(instance) => {
                 let id = instance.id().to_owned();
+                self.pace.runs().await;
                 self.hold(instance, &record, &events);
                 Event::Claimed(Ok(id))
             }

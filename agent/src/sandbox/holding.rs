@@ -3,8 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::driver::DriverHandle;
+use super::idle::{self, Activity};
+use super::pace::Pace;
 use super::record::SandboxRecord;
 use super::view::{self, Beside};
 use crate::board::Posting;
@@ -24,9 +28,13 @@ pub(super) struct Holding {
     pub(super) image: Option<Image>,
     /// What is told beside the record.
     pub(super) beside: Beside,
+    /// The way to its driver, once that runs.
+    pub(super) driver: Option<DriverHandle>,
     conditions: Vec<Condition>,
     /// What was published last.
-    record: Option<SandboxRecord>,
+    pub(super) record: Option<SandboxRecord>,
+    /// Looks whether anybody uses it.
+    idle: Option<JoinHandle<()>>,
 }
 
 /// What the hands and their tasks share.
@@ -37,6 +45,10 @@ pub(super) struct Shared {
     holding: Arc<Mutex<Holding>>,
     /// Ends the task of its sessions.
     pub(super) sessions_cancel: CancellationToken,
+    /// Who is attached to it.
+    pub(super) activity: Arc<Activity>,
+    /// Whether it runs or stands still.
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Shared {
@@ -57,6 +69,8 @@ impl Shared {
             key,
             holding: Arc::new(Mutex::new(holding)),
             sessions_cancel,
+            activity: Arc::default(),
+            pace: Arc::default(),
         }
     }
 
@@ -85,7 +99,15 @@ impl Shared {
 
     /// Shows the world how the sandbox stands.
     pub(super) fn publish(&self, record: &SandboxRecord) {
-        self.post(&mut self.holding(), record);
+        let mut holding = self.holding();
+        self.post(&mut holding, record);
+        let is_watched = holding
+            .idle
+            .as_ref()
+            .is_some_and(|task| !task.is_finished());
+        if idle::counts(record) && !is_watched {
+            holding.idle = Some(self.node.tasks.spawn(idle::watch(self.clone())));
+        }
     }
 
     /// Under the lock to the end: two that post at once post in the order in which they hold it, and the newest record wins.
@@ -113,6 +135,8 @@ impl Shared {
             object: Arc::new(object),
             record: Arc::new(record.clone()),
             sessions,
+            driver: holding.driver.clone(),
+            activity: Arc::clone(&self.activity),
         };
         self.node.board.post(&self.key, posting);
     }

@@ -18,10 +18,15 @@ pub mod driver;
 pub(crate) mod fixture;
 pub mod hands;
 mod holding;
+mod idle;
+mod pace;
 mod record;
 mod start;
 mod step;
 pub mod view;
 
-pub use record::{Cause, ImageUse, SandboxRecord, State, Termination, Usage};
+pub use idle::{Activity, Use};
+pub use record::{
+    Cause, ImageUse, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
+};
 pub use step::{Action, Event, deadline, step};

@@ -33,6 +33,9 @@ pub struct SandboxRecord {
     pub boot_id: String,
     /// When the agent took it on. The start timeout counts from here.
     pub bound: Now,
+    /// How long it was paused, in all, before it runs as it does now.
+    #[serde(default, skip_serializing_if = "Duration::is_zero")]
+    pub paused: Duration,
     /// The image, once it is on the node. It stays pinned until the sandbox is gone.
     pub image: Option<ImageUse>,
     /// Where it stands.
@@ -76,6 +79,9 @@ pub struct ImageUse {
 /// ```text
 ///   Bound ──► Claimed ──► MainRequested ──► Running ──► Stopping ──► Ending ──► Ended
 ///     └──────────┴──────────────┴──────────────┴───────────────────────┘
+///
+///   Running: ──► Pausing ──► Paused ──► Resuming ──► (goes on)
+///                   └────────────────────┘
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "at")]
@@ -92,12 +98,15 @@ pub enum State {
         /// Id of the instance.
         instance: String,
     },
-    /// Its command runs, or it idles and serves exec.
+    /// Its command runs, or it idles and serves exec; or all of it is paused.
     Running {
         /// Id of the instance.
         instance: String,
         /// When it first got here. `ttlSeconds` counts from here.
         started: Now,
+        /// Where it is not to run, or is still on its way back.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pause: Option<Pause>,
     },
     /// It is to end: its command was told to (SIGTERM) and has until `kill_at`.
     Stopping {
@@ -109,6 +118,9 @@ pub enum State {
         because: Cause,
         /// Boot time at which it is killed.
         kill_at: Duration,
+        /// It stood still, or may have, so that it must go on to be told.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        was_paused: bool,
     },
     /// It has ended; what is left of it is being taken down.
     Ending {
@@ -124,7 +136,66 @@ pub enum State {
     },
 }
 
+/// A pause of a sandbox that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pause {
+    /// Why.
+    pub by: PausedBy,
+    /// When it was begun.
+    pub since: Now,
+    /// How far it is. Each is written before the effect that it announces.
+    pub stage: Stage,
+}
+
+/// Why a sandbox is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PausedBy {
+    /// Its spec wants it (`spec.lifecycle.desiredState`).
+    Spec,
+    /// It was idle. Use of it ends the pause.
+    Idleness,
+}
+
+/// How far a pause is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Stage {
+    /// Its processes are being stopped.
+    Pausing,
+    /// All of them stand still.
+    Paused,
+    /// They are being let go on.
+    Resuming,
+}
+
 impl State {
+    /// The pause of one that runs, whatever its stage.
+    pub fn pause(&self) -> Option<&Pause> {
+        match self {
+            Self::Running { pause, .. } => pause.as_ref(),
+            Self::Bound
+            | Self::Claimed { .. }
+            | Self::MainRequested { .. }
+            | Self::Stopping { .. }
+            | Self::Ending { .. }
+            | Self::Ended { .. } => None,
+        }
+    }
+
+    /// Whether its processes may stand still, so that nothing can be asked of them.
+    pub fn may_be_paused(&self) -> bool {
+        self.pause().is_some()
+            || matches!(
+                self,
+                Self::Stopping {
+                    was_paused: true,
+                    ..
+                }
+            )
+    }
+
     /// The instance that it claims.
     pub fn instance(&self) -> Option<&str> {
         match self {
@@ -167,7 +238,14 @@ impl State {
             Self::Bound => "Bound",
             Self::Claimed { .. } => "Claimed",
             Self::MainRequested { .. } => "MainRequested",
-            Self::Running { .. } => "Running",
+            Self::Running { pause: None, .. } => "Running",
+            Self::Running {
+                pause: Some(pause), ..
+            } => match pause.stage {
+                Stage::Pausing => "Pausing",
+                Stage::Paused => "Paused",
+                Stage::Resuming => "Resuming",
+            },
             Self::Stopping { .. } => "Stopping",
             Self::Ending { .. } => "Ending",
             Self::Ended { .. } => "Ended",

@@ -25,7 +25,8 @@ use crate::instance::{Instance, limits};
 use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
 use crate::runsc::{Sentry, spec};
 use crate::session::{
-    Bridge, BridgeError, CommandId, Health, Link, NewSession, Pipes, SessionError, Sessions, SetUp,
+    Bridge, BridgeError, CommandId, Health, Link, NewSession, Pauses, Pipes, SessionError,
+    Sessions, SetUp,
 };
 use crate::sys::log::BoundedLog;
 
@@ -227,6 +228,10 @@ async fn open(
         pipes,
         bridge,
         setup,
+        Pauses {
+            is_paused: record.state.may_be_paused(),
+            before: record.paused,
+        },
         shared.sessions_cancel.clone(),
     )
     .await?;

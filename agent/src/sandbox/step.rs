@@ -5,9 +5,13 @@
 
 use std::time::Duration;
 
-use cloche_crds::{Effective, FailureDomain, MainCommand, Reason, Sandbox};
+use cloche_crds::{
+    DesiredState, Effective, FailureDomain, IdleAction, MainCommand, Reason, Sandbox,
+};
 
-use super::record::{Cause, ImageUse, SandboxRecord, State, Termination, Usage};
+use super::record::{
+    Cause, ImageUse, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
+};
 use crate::clock::Now;
 
 /// Something that happened.
@@ -56,6 +60,17 @@ pub enum Event {
         /// Its spec.
         spec: Box<Effective>,
     },
+    /// All its processes stand still.
+    Paused,
+    /// All its processes go on.
+    Resumed {
+        /// Since when.
+        at: Now,
+    },
+    /// Nobody used it for as long as its spec says.
+    Idle,
+    /// Somebody wants to use it.
+    Wake,
     /// The node needs what it uses.
     Evict(Cause),
     /// Nothing of the instance is left.
@@ -83,6 +98,10 @@ impl Event {
             | Self::Tick
             | Self::Delete
             | Self::Changed { .. }
+            | Self::Paused
+            | Self::Resumed { .. }
+            | Self::Idle
+            | Self::Wake
             | Self::Evict(_)
             | Self::TornDown { .. } => false,
         }
@@ -101,6 +120,10 @@ pub enum Action {
     /// Get or create the session `main`, if there is a command, and watch it: [`Event::MainStarted`], [`Event::MainEnded`].
     /// After a restart of the agent the channel is found again first.
     RequestMain,
+    /// Have all its processes stand still, whatever was begun before: [`Event::Paused`].
+    Pause,
+    /// Let all its processes go on, whatever was begun before: [`Event::Resumed`].
+    Resume,
     /// Send SIGTERM to the command.
     Terminate,
     /// Stop whatever effect is under way, take what its command printed, kill and remove the instance and what it holds: [`Event::TornDown`].
@@ -121,7 +144,10 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
         Event::Image(outcome) => on_image(&mut next, outcome, now),
         Event::Claimed(outcome) => on_claimed(&mut next, outcome, now),
         Event::Prepared(outcome) => on_prepared(&mut next, outcome, now),
-        Event::MainStarted { at } => on_main_started(&mut next, at),
+        Event::MainStarted { at } => {
+            on_main_started(&mut next, at);
+            follow_spec(&mut next, now)
+        }
         Event::MainEnded { cause, began, at } => on_main_ended(&mut next, cause, began, at),
         Event::Unreachable => Vec::new(),
         Event::InitKilled(cause) => {
@@ -130,6 +156,10 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
             end(&mut next, cause, now)
         }
         Event::Died(cause) | Event::Evict(cause) => end(&mut next, cause, now),
+        Event::Paused => on_paused(&mut next),
+        Event::Resumed { at } => on_resumed(&mut next, at),
+        Event::Idle => on_idle(&mut next, now),
+        Event::Wake => on_wake(&mut next),
         Event::Tick => on_tick(&mut next, now),
         Event::Delete => on_delete(&mut next, now),
         Event::Changed {
@@ -145,7 +175,7 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
                 next.spec = *spec;
             }
             // Its deadline may have passed by that: the driver looks.
-            Vec::new()
+            follow_spec(&mut next, now)
         }
         Event::TornDown { usage, output_lost } => on_torn_down(&mut next, usage, output_lost),
     };
@@ -170,8 +200,19 @@ fn begin(record: &SandboxRecord) -> Vec<Action> {
     match &record.state {
         State::Bound => vec![Action::Pull],
         State::Claimed { .. } => vec![Action::Prepare],
-        State::MainRequested { .. } | State::Running { .. } => vec![Action::RequestMain],
-        State::Stopping { .. } => vec![Action::RequestMain, Action::Terminate],
+        State::MainRequested { .. } => vec![Action::RequestMain],
+        State::Running { pause, .. } => {
+            let pace = pause.map(|pause| match pause.stage {
+                Stage::Pausing | Stage::Paused => Action::Pause,
+                Stage::Resuming => Action::Resume,
+            });
+            std::iter::once(Action::RequestMain).chain(pace).collect()
+        }
+        State::Stopping { was_paused, .. } => {
+            let resume = was_paused.then_some(Action::Resume);
+            let rest = [Action::RequestMain, Action::Terminate];
+            resume.into_iter().chain(rest).collect()
+        }
         State::Ending { .. } => vec![Action::TearDown],
         State::Ended { .. } if record.deleted => vec![Action::Remove],
         State::Ended { .. } => vec![Action::ServeLogs],
@@ -247,14 +288,109 @@ fn on_prepared(record: &mut SandboxRecord, outcome: Result<(), Cause>, now: Now)
     }
 }
 
-fn on_main_started(record: &mut SandboxRecord, at: Now) -> Vec<Action> {
+fn on_main_started(record: &mut SandboxRecord, at: Now) {
     if let State::MainRequested { instance } = &record.state {
         record.state = State::Running {
             instance: instance.clone(),
             started: at,
+            pause: None,
         };
     }
+}
+
+/// Pauses one that runs, or lets it go on, as its spec says. A new spec ends a pause that idleness began.
+fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    let State::Running { pause, .. } = &mut record.state else {
+        return Vec::new();
+    };
+    match (record.spec.desired, pause) {
+        (DesiredState::Paused, None) => begin_pause(record, PausedBy::Spec, now),
+        (DesiredState::Paused, Some(pause)) => {
+            pause.by = PausedBy::Spec;
+            if pause.stage != Stage::Resuming {
+                return Vec::new();
+            }
+            pause.stage = Stage::Pausing;
+            vec![Action::Pause]
+        }
+        (DesiredState::Running, Some(pause)) => resume(pause),
+        (DesiredState::Running, None) => Vec::new(),
+    }
+}
+
+fn begin_pause(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action> {
+    if let State::Running { pause, .. } = &mut record.state {
+        *pause = Some(Pause {
+            by,
+            since: now,
+            stage: Stage::Pausing,
+        });
+    }
+    vec![Action::Pause]
+}
+
+fn resume(pause: &mut Pause) -> Vec<Action> {
+    if pause.stage == Stage::Resuming {
+        return Vec::new();
+    }
+    pause.stage = Stage::Resuming;
+    vec![Action::Resume]
+}
+
+fn on_paused(record: &mut SandboxRecord) -> Vec<Action> {
+    if let State::Running {
+        pause: Some(pause), ..
+    } = &mut record.state
+        && pause.stage == Stage::Pausing
+    {
+        pause.stage = Stage::Paused;
+    }
     Vec::new()
+}
+
+fn on_resumed(record: &mut SandboxRecord, at: Now) -> Vec<Action> {
+    if let State::Running { pause, .. } = &mut record.state
+        && let Some(over) = pause.take_if(|pause| pause.stage == Stage::Resuming)
+    {
+        let time = at.boot.saturating_sub(over.since.boot);
+        record.paused = record.paused.saturating_add(time);
+    }
+    Vec::new()
+}
+
+fn on_idle(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    let (State::Running { pause: None, .. }, Some(idle)) = (&record.state, record.spec.idle) else {
+        return Vec::new();
+    };
+    match idle.action {
+        IdleAction::Pause => begin_pause(record, PausedBy::Idleness, now),
+        IdleAction::End => {
+            let message = format!(
+                "nobody used it for {} s (spec.lifecycle.idleTimeoutSeconds)",
+                idle.timeout.as_secs()
+            );
+            stop(
+                record,
+                Cause::new(Reason::IdleTimeout, FailureDomain::Policy, message),
+                now,
+            )
+        }
+    }
+}
+
+fn on_wake(record: &mut SandboxRecord) -> Vec<Action> {
+    match &mut record.state {
+        State::Running {
+            pause: Some(pause), ..
+        } if pause.by == PausedBy::Idleness => resume(pause),
+        State::Running { .. }
+        | State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Stopping { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => Vec::new(),
+    }
 }
 
 fn on_main_ended(record: &mut SandboxRecord, cause: Cause, began: Now, at: Now) -> Vec<Action> {
@@ -356,20 +492,29 @@ fn deleted() -> Cause {
 
 /// Ends a running sandbox with grace: its command gets SIGTERM and time. Without a command there is nobody to tell.
 fn stop(record: &mut SandboxRecord, because: Cause, now: Now) -> Vec<Action> {
-    let State::Running { instance, started } = &record.state else {
+    let State::Running {
+        instance,
+        started,
+        pause,
+    } = &record.state
+    else {
         return end(record, because, now);
     };
     if record.spec.main == MainCommand::Idle {
         return end(record, because, now);
     }
     let kill_at = now.boot.saturating_add(record.spec.grace);
+    // What stands still cannot be told.
+    let was_paused = pause.is_some();
+    let resume = was_paused.then_some(Action::Resume);
     record.state = State::Stopping {
         instance: instance.clone(),
         started: *started,
         because,
         kill_at,
+        was_paused,
     };
-    vec![Action::Terminate]
+    resume.into_iter().chain([Action::Terminate]).collect()
 }
 
 /// Ends the sandbox, as of `now`. Where an end was begun already, its reason stays.

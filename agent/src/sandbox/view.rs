@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::command;
-use super::record::{SandboxRecord, State, Termination};
+use super::record::{Pause, PausedBy, SandboxRecord, Stage, State, Termination};
 use crate::image::Progress;
 
 /// What the status says beside the record.
@@ -21,6 +21,8 @@ pub struct Beside {
     pub pull: Option<Progress>,
     /// Its sessions cannot be reached, and why.
     pub sessions_unavailable: Option<String>,
+    /// Its processes cannot be stopped, or let go on, and why.
+    pub cannot_pause: Option<String>,
     /// Output of its commands cannot be stored, and why.
     pub log_storage_full: Option<String>,
 }
@@ -66,6 +68,9 @@ pub fn status(
 pub fn since(record: &SandboxRecord) -> Timestamp {
     match &record.state {
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => record.bound.wall,
+        State::Running {
+            pause: Some(pause), ..
+        } => pause.since.wall,
         State::Running { started, .. } | State::Stopping { started, .. } => started.wall,
         State::Ending { termination, .. } | State::Ended { termination } => termination.ended_at(),
     }
@@ -74,7 +79,11 @@ pub fn since(record: &SandboxRecord) -> Timestamp {
 fn phase(state: &State) -> Phase {
     match state {
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => Phase::Starting,
-        State::Running { .. } => Phase::Running,
+        State::Running { pause, .. } => match pause.map(|pause| pause.stage) {
+            // As long as anything may run, or nothing may be asked of it.
+            None | Some(Stage::Pausing) => Phase::Running,
+            Some(Stage::Paused | Stage::Resuming) => Phase::Paused,
+        },
         State::Stopping { .. } | State::Ending { .. } => Phase::Terminating,
         State::Ended { termination } => termination.cause.reason.phase(),
     }
@@ -173,11 +182,16 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
             (False, ConditionReason::Starting, String::new())
         }
-        State::Running { .. } => match (&beside.sessions_unavailable, &beside.log_storage_full) {
-            (None, None) => (True, ConditionReason::Running, String::new()),
-            (Some(why), _) => (Unknown, ConditionReason::SessionsUnavailable, why.clone()),
-            (None, Some(why)) => (False, ConditionReason::LogStorageFull, why.clone()),
-        },
+        State::Running {
+            pause: Some(pause), ..
+        } => paused(record, pause, beside),
+        State::Running { pause: None, .. } => {
+            match (&beside.sessions_unavailable, &beside.log_storage_full) {
+                (None, None) => (True, ConditionReason::Running, String::new()),
+                (Some(why), _) => (Unknown, ConditionReason::SessionsUnavailable, why.clone()),
+                (None, Some(why)) => (False, ConditionReason::LogStorageFull, why.clone()),
+            }
+        }
         State::Stopping { because, .. } => {
             (False, ConditionReason::Terminating, because.message.clone())
         }
@@ -212,6 +226,35 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
         ));
     }
     lines
+}
+
+fn paused(
+    record: &SandboxRecord,
+    pause: &Pause,
+    beside: &Beside,
+) -> (ConditionStatus, ConditionReason, String) {
+    let (reason, mut message) = match (pause.by, record.spec.idle) {
+        (PausedBy::Spec, _) => (
+            ConditionReason::Paused,
+            "spec.lifecycle.desiredState is Paused".to_owned(),
+        ),
+        (PausedBy::Idleness, Some(idle)) => (
+            ConditionReason::Idle,
+            format!(
+                "nobody used it for {} s; the next session has it run again",
+                idle.timeout.as_secs()
+            ),
+        ),
+        (PausedBy::Idleness, None) => (ConditionReason::Idle, String::new()),
+    };
+    if let Some(why) = &beside.cannot_pause {
+        let what = match pause.stage {
+            Stage::Pausing | Stage::Paused => "it still runs",
+            Stage::Resuming => "it cannot go on yet",
+        };
+        message = format!("{message}; {what}: {why}");
+    }
+    (ConditionStatus::False, reason, message)
 }
 
 #[cfg(test)]

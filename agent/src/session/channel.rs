@@ -28,7 +28,7 @@ use super::liveness::{Act, Liveness};
 use super::log::{Done, Store};
 use super::record::{self, RecordError};
 use super::request::Request;
-use super::state::{Health, Link};
+use super::state::{Health, Link, Pauses};
 use super::table::Table;
 use crate::clock::{self, Now};
 use crate::fault;
@@ -71,9 +71,12 @@ pub(super) struct Channel {
     bridge: Option<Arc<dyn Bridge>>,
     requests: mpsc::Receiver<Request>,
     end_all: mpsc::Receiver<EndAll>,
+    pauses: watch::Receiver<Pauses>,
     health: watch::Sender<Health>,
     attention: Arc<Notify>,
     cancel: CancellationToken,
+    /// The sandbox stands still: it is waited for, and nothing that it leaves undone counts.
+    is_paused: bool,
     pipes: Option<(pipe::Receiver, pipe::Sender)>,
     connecting: Option<Connecting>,
     /// Nothing while a batch is being written.
@@ -97,6 +100,7 @@ pub(super) struct Parts {
     pub(super) bridge: Arc<dyn Bridge>,
     pub(super) requests: mpsc::Receiver<Request>,
     pub(super) end_all: mpsc::Receiver<EndAll>,
+    pub(super) pauses: watch::Receiver<Pauses>,
     pub(super) health: watch::Sender<Health>,
     pub(super) attention: Arc<Notify>,
     pub(super) cancel: CancellationToken,
@@ -106,6 +110,7 @@ pub(super) struct Parts {
 enum Woken {
     Request(Request),
     EndAll(EndAll),
+    Pauses(Pauses),
     Attention,
     Readable,
     Writable,
@@ -119,12 +124,15 @@ enum Woken {
 impl Channel {
     pub(super) fn new(parts: Parts, pipes: Option<Pipes>) -> Self {
         let now = clock::now();
+        let is_paused = parts.pauses.borrow().is_paused;
         let mut channel = Self {
             table: parts.table,
             liveness: Liveness::new(now.boot),
             bridge: Some(parts.bridge),
             requests: parts.requests,
             end_all: parts.end_all,
+            is_paused,
+            pauses: parts.pauses,
             health: parts.health,
             attention: parts.attention,
             cancel: parts.cancel,
@@ -164,13 +172,15 @@ impl Channel {
 
     /// Everything that can be done without waiting.
     fn advance(&mut self, now: Now) {
-        self.table.due(now, self.storage_retry.is_some());
-        if !self.may_read() {
+        if !self.may_read() || self.is_paused {
             self.liveness.held_back(now.boot);
         }
-        let acts = self.liveness.due(now.boot, self.table.is_running());
-        for act in acts {
-            self.act(act, now);
+        if !self.is_paused {
+            self.table.due(now, self.storage_retry.is_some());
+            let acts = self.liveness.due(now.boot, self.table.is_running());
+            for act in acts {
+                self.act(act, now);
+            }
         }
         if self.storage_retry.is_some_and(|at| at <= now.boot) {
             self.storage_retry = None;
@@ -197,15 +207,14 @@ impl Channel {
 
     async fn wait(&mut self, now: Now) -> Woken {
         let running = self.table.is_running();
-        let sleep = [
-            self.table.next_due(),
-            self.liveness.next(running),
-            self.storage_retry,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-        .map(|at| at.saturating_sub(now.boot).min(LONGEST_SLEEP));
+        let of_guest = [self.table.next_due(), self.liveness.next(running)];
+        let sleep = of_guest
+            .into_iter()
+            .filter(|_| !self.is_paused)
+            .chain([self.storage_retry])
+            .flatten()
+            .min()
+            .map(|at| at.saturating_sub(now.boot).min(LONGEST_SLEEP));
         let may_read = self.may_read();
         let must_write = !self.table.epoch.outbox.is_empty();
         let pipes = self.pipes.as_ref();
@@ -215,6 +224,7 @@ impl Channel {
             () = self.cancel.cancelled() => Woken::Cancelled,
             Some(request) = self.requests.recv() => Woken::Request(request),
             Some(end) = self.end_all.recv() => Woken::EndAll(end),
+            Ok(()) = self.pauses.changed() => Woken::Pauses(*self.pauses.borrow_and_update()),
             () = self.attention.notified() => Woken::Attention,
             () = readable(pipes), if may_read && pipes.is_some() => Woken::Readable,
             () = writable(pipes), if must_write && pipes.is_some() => Woken::Writable,
@@ -237,7 +247,14 @@ impl Channel {
                     self.table.on_request(request, now);
                 }
             }
+            Woken::Pauses(pauses) => {
+                self.is_paused = pauses.is_paused && matches!(self.finish, Finish::No);
+                self.table.set_paused(pauses.before);
+                // Whatever it owes, it has its time from now on.
+                self.liveness.held_back(now.boot);
+            }
             Woken::EndAll((reason, reply)) => {
+                self.is_paused = false;
                 self.finished.push(reply);
                 if matches!(self.finish, Finish::No) {
                     self.drain(now);

@@ -17,7 +17,7 @@ use super::log::{Caps, Store, Tails};
 use super::reader::{OutputReader, Until};
 use super::record::Record;
 use super::request::{NewSession, Request};
-use super::state::{Ended, Health, Outcome, SessionState};
+use super::state::{Ended, Health, Outcome, Pauses, SessionState};
 use super::table::{Found, Shared, Table};
 use crate::clock;
 
@@ -26,21 +26,24 @@ use crate::clock;
 pub struct Sessions {
     requests: mpsc::Sender<Request>,
     end_all: mpsc::Sender<EndAll>,
+    pauses: watch::Sender<Pauses>,
     health: watch::Receiver<Health>,
 }
 
 impl Sessions {
     /// Loads what an earlier agent left in `directory` (`sessions` of the sandbox; made where it is missing) and starts the
-    /// channel's task, which lives until `cancel`. `pipes` are those donated at the sandbox's start; after a restart of the
+    /// channel's task, which lives until `cancel`. `pauses` are those of the sandbox until now. `pipes` are those donated at the sandbox's start; after a restart of the
     /// agent there are none, and `bridge` gets new ones.
     pub async fn open(
         directory: &Path,
         pipes: Option<Pipes>,
         bridge: Arc<dyn Bridge>,
         setup: frame::Setup,
+        pauses: Pauses,
         cancel: CancellationToken,
     ) -> Result<Self, SessionError> {
-        Self::open_with(directory, pipes, bridge, setup, cancel, Caps::default()).await
+        let caps = Caps::default();
+        Self::open_with(directory, pipes, bridge, setup, pauses, cancel, caps).await
     }
 
     pub(super) async fn open_with(
@@ -48,6 +51,7 @@ impl Sessions {
         pipes: Option<Pipes>,
         bridge: Arc<dyn Bridge>,
         setup: frame::Setup,
+        pauses: Pauses,
         cancel: CancellationToken,
         caps: Caps,
     ) -> Result<Self, SessionError> {
@@ -59,6 +63,7 @@ impl Sessions {
         let now = clock::now();
         let attention = Arc::new(Notify::new());
         let mut table = Table::new(directory, setup, Arc::clone(&attention));
+        table.set_paused(pauses.before);
         let mut store = Store::new(caps);
         for (record, tails) in loaded? {
             let tails = Arc::new(tails);
@@ -68,12 +73,14 @@ impl Sessions {
         let (request_sender, requests) = mpsc::channel(REQUESTS);
         let (end_sender, end_all) = mpsc::channel(1);
         let (health, health_receiver) = watch::channel(Health::default());
+        let (pauses, pauses_receiver) = watch::channel(pauses);
         let parts = Parts {
             table,
             store,
             bridge,
             requests,
             end_all,
+            pauses: pauses_receiver,
             health,
             attention,
             cancel,
@@ -82,6 +89,7 @@ impl Sessions {
         Ok(Self {
             requests: request_sender,
             end_all: end_sender,
+            pauses,
             health: health_receiver,
         })
     }
@@ -118,6 +126,11 @@ impl Sessions {
     /// Whether init answers, and output can be stored.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.health.clone()
+    }
+
+    /// The sandbox stands still from now on, or goes on. While it does, what is asked of its init waits.
+    pub fn set_pauses(&self, pauses: Pauses) {
+        self.pauses.send_replace(pauses);
     }
 
     /// The sandbox has ended by `reason`: takes what the pipes still hold, then ends every session that has not ended.
@@ -363,6 +376,7 @@ fn unreadable(id: CommandId, error: &super::record::RecordError) -> Record {
         id,
         spec: Arc::default(),
         created: now,
+        paused: std::time::Duration::ZERO,
         kill_on_detach: None,
         fingerprint: None,
         ended: Some(Arc::new(Ended {

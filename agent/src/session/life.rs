@@ -98,6 +98,23 @@ impl Life {
         };
     }
 
+    /// Time has passed that does not count for one that runs.
+    pub(super) fn wait_longer(&mut self, by: Duration) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.deadline = self.deadline.map(|at| at.saturating_add(by));
+        self.watched = match self.watched {
+            Watched::Never { since } => Watched::Never {
+                since: since.saturating_add(by),
+            },
+            Watched::Now => Watched::Now,
+            Watched::Left { since } => Watched::Left {
+                since: since.saturating_add(by),
+            },
+        };
+    }
+
     /// Whether it may be forgotten at all; `ended` says since when.
     pub(super) fn collectable(&self) -> bool {
         self.closed && !self.permanent && !self.collecting
@@ -156,6 +173,10 @@ mod tests {
         assert_eq!(timed.next(), Some((secs(9), Due::Kill)));
         timed.watch(secs(8), false);
         assert_eq!(timed.next(), Some((secs(9), Due::Kill)), "left but once");
+        timed.wait_longer(secs(20));
+        assert_eq!(timed.next(), Some((secs(29), Due::Kill)), "paused");
+        timed.wait_longer(secs(0));
+        timed.watched = Watched::Left { since: secs(7) };
         timed.killing = true;
         assert_eq!(timed.next(), None);
         timed.ended = Some(secs(10));

@@ -56,5 +56,7 @@ pub use log::LogError;
 pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};
 pub use record::RecordError;
 pub use request::{Fingerprint, NewSession};
-pub use state::{Ended, Health, Link, NotStarted, Outcome, SessionState, SetUp, StdinState};
+pub use state::{
+    Ended, Health, Link, NotStarted, Outcome, Pauses, SessionState, SetUp, StdinState,
+};
 pub use stdin::StdinError;

@@ -56,6 +56,8 @@ pub(super) struct Record {
     pub(super) id: CommandId,
     pub(super) spec: Arc<SessionSpec>,
     pub(super) created: Now,
+    /// How long the sandbox had been paused before. Not of records of agents that are older than it.
+    pub(super) paused: Duration,
     pub(super) kill_on_detach: Option<Duration>,
     /// Not of records of agents that are older than it.
     pub(super) fingerprint: Option<Fingerprint>,
@@ -71,6 +73,8 @@ struct Stored {
     /// The protobuf message in hexadecimal: it is opaque to the agent, and arguments need not be text.
     spec: String,
     created_at: Now,
+    #[serde(default, skip_serializing_if = "Duration::is_zero")]
+    paused: Duration,
     #[serde(default)]
     kill_on_detach_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,12 +94,13 @@ impl Record {
         });
     }
 
-    /// When the command's timeout is over, by the boot clock.
-    pub(super) fn deadline(&self) -> Option<Duration> {
+    /// When the command's timeout is over, by the boot clock, in a sandbox that has been `paused` for so long until now.
+    pub(super) fn deadline(&self, paused: Duration) -> Option<Duration> {
         (self.spec.timeout_ms > 0).then(|| {
             self.created
                 .boot
                 .saturating_add(Duration::from_millis(self.spec.timeout_ms))
+                .saturating_add(paused.saturating_sub(self.paused))
         })
     }
 
@@ -106,6 +111,7 @@ impl Record {
             command_id: self.id.to_string(),
             spec: to_hex(&self.spec.encode_to_vec()),
             created_at: self.created,
+            paused: self.paused,
             kill_on_detach_ms: self
                 .kill_on_detach
                 .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
@@ -158,6 +164,7 @@ impl Record {
                 SessionSpec::decode(spec.as_slice()).map_err(|error| error.to_string())?,
             ),
             created: stored.created_at,
+            paused: stored.paused,
             kill_on_detach: stored.kill_on_detach_ms.map(Duration::from_millis),
             fingerprint: stored.fingerprint,
             ended: stored.ended.map(Arc::new),
@@ -235,6 +242,7 @@ mod tests {
                 boot: Duration::from_secs(100),
                 wall: jiff::Timestamp::UNIX_EPOCH,
             },
+            paused: Duration::from_secs(2),
             kill_on_detach: Some(Duration::from_secs(3)),
             fingerprint: Some(Fingerprint::of([&b"echo"[..]])),
             ended: None,
@@ -271,7 +279,9 @@ mod tests {
             Record::load(&at, &record.id).unwrap().as_ref(),
             Some(&record)
         );
-        assert_eq!(record.deadline(), Some(Duration::from_millis(101_500)));
+        let deadline = |paused| record.deadline(Duration::from_secs(paused));
+        assert_eq!(deadline(2), Some(Duration::from_millis(101_500)));
+        assert_eq!(deadline(9), Some(Duration::from_millis(108_500)));
         let other = CommandId::parse("other").unwrap();
         assert!(Record::load(&at, &other).is_err());
     }

@@ -173,3 +173,11 @@ impl Default for Health {
         }
     }
 }
+/// The pauses of a sandbox: while it stands still nothing can be asked of its init, and the time of its commands does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pauses {
+    /// It stands still now.
+    pub is_paused: bool,
+    /// How long it did before, in all.
+    pub before: Duration,
+}

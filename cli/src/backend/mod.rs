@@ -8,7 +8,9 @@ mod failure;
 mod outage;
 mod standalone;
 
+use cloche_crds::DesiredState;
 use cloche_proto::agent::v1alpha1::{LogRequest, SessionRequest, SessionResponse};
+use serde_json::json;
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
@@ -105,6 +107,20 @@ impl Backend {
             Self::Cluster(cluster) => cluster.create(bytes, false).await.map(Some),
         }
         .map_err(|failure| failure.error(format!("make sandbox {}", manifest.name())))
+    }
+
+    /// Says whether a sandbox is to run.
+    pub(crate) async fn set_desired_state(
+        &self,
+        name: &str,
+        desired: DesiredState,
+    ) -> Result<(), Error> {
+        let lifecycle = json!({"spec": {"lifecycle": {"desiredState": desired}}});
+        match self {
+            Self::Standalone(agent) => agent.merge(name, &lifecycle).await,
+            Self::Cluster(cluster) => cluster.merge(name, &lifecycle).await,
+        }
+        .map_err(|failure| failure.error(format!("set the state of sandbox {name}")))
     }
 
     /// All that [`Self::create`] does but storing it; as it would be stored.

@@ -11,6 +11,7 @@ use cloche_proto::agent::v1alpha1::{
     SessionResponse, WatchEvent,
 };
 use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -130,6 +131,33 @@ impl Standalone {
         client.apply(request).await.map(drop).map_err(failure)
     }
 
+    /// Changes what `patch` names of a sandbox: its manifest is put down anew.
+    pub(super) async fn merge(&self, name: &str, patch: &Value) -> Result<(), Failure> {
+        let objects = self.list(&Selection::One(name.to_owned())).await?;
+        let shown = objects
+            .first()
+            .map(Object::json)
+            .ok_or_else(|| Failure::Wrong("it names no sandbox".to_owned()))?;
+        let mut manifest = json!({
+            "apiVersion": shown["apiVersion"],
+            "kind": shown["kind"],
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": shown["spec"],
+        });
+        for words in ["labels", "annotations"] {
+            if let Some(given) = shown["metadata"].get(words) {
+                manifest["metadata"][words] = given.clone();
+            }
+        }
+        merge(&mut manifest, patch);
+        let request = ApplyRequest {
+            manifest: manifest.to_string().into_bytes(),
+            replace: true,
+        };
+        let mut client = self.connect().await?;
+        client.apply(request).await.map(drop).map_err(failure)
+    }
+
     /// Asks for a deletion.
     pub(super) async fn delete(&self, name: &str, uid: Option<&str>) -> Result<(), Failure> {
         let request = DeleteRequest {
@@ -181,6 +209,21 @@ impl Standalone {
             events: None,
             absent: false,
         }
+    }
+}
+
+/// A JSON merge patch that takes nothing away. Source: RFC 7396.
+fn merge(into: &mut Value, patch: &Value) {
+    match patch {
+        Value::Object(fields) => {
+            if !into.is_object() {
+                *into = json!({});
+            }
+            for (name, value) in fields {
+                merge(&mut into[name], value);
+            }
+        }
+        value => *into = value.clone(),
     }
 }
 

@@ -6,12 +6,15 @@ mod describe;
 mod exec;
 mod log;
 mod ls;
+mod pace;
 mod rm;
 mod run;
 mod wait;
 mod watch;
 
 use std::io::{Read as _, Write as _};
+
+use cloche_crds::DesiredState;
 
 use crate::args::{Cli, Command};
 use crate::backend::{Backend, Cluster, Standalone};
@@ -32,6 +35,12 @@ pub(crate) async fn run(cli: &Cli) -> Result<u8, Error> {
         Command::Describe(args) => describe::describe(&backend, args).await.map(|()| 0),
         Command::Wait(args) => wait::wait(&backend, args).await.map(|()| 0),
         Command::Log(args) => log::log(&backend, args).await.map(|()| 0),
+        Command::Pause(args) => pace::set(&backend, args, DesiredState::Paused)
+            .await
+            .map(|()| 0),
+        Command::Resume(args) => pace::set(&backend, args, DesiredState::Running)
+            .await
+            .map(|()| 0),
         Command::Rm(args) => rm::rm(&backend, args).await.map(|()| 0),
     }
 }

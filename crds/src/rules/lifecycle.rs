@@ -14,6 +14,32 @@ pub(super) fn ttl(sandbox: &Sandbox) -> Vec<Violation> {
     )
 }
 
+/// `idleTimeoutSeconds` is a time.
+pub(super) fn idle_timeout(sandbox: &Sandbox) -> Vec<Violation> {
+    seconds(
+        sandbox,
+        "idleTimeoutSeconds",
+        |lifecycle| lifecycle.idle_timeout_seconds,
+        MOST_TTL_SECONDS,
+    )
+}
+
+/// When it is idle, and what becomes of it then, are said together.
+pub(super) fn idle_action(sandbox: &Sandbox) -> Vec<Violation> {
+    let lifecycle = sandbox.spec.lifecycle.clone().unwrap_or_default();
+    match (lifecycle.idle_timeout_seconds, lifecycle.idle_action) {
+        (Some(_), None) => vec![Violation::new(
+            "spec.lifecycle.idleAction",
+            "is missing: say what is to become of an idle sandbox (Pause or End), or leave idleTimeoutSeconds out",
+        )],
+        (None, Some(_)) => vec![Violation::new(
+            "spec.lifecycle.idleTimeoutSeconds",
+            "is missing: say when the sandbox counts as idle, or leave idleAction out",
+        )],
+        (Some(_), Some(_)) | (None, None) => Vec::new(),
+    }
+}
+
 /// `startTimeoutSeconds` is a time.
 pub(super) fn start_timeout(sandbox: &Sandbox) -> Vec<Violation> {
     seconds(

@@ -70,7 +70,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 27] = [
+pub const RULES: [Rule; 29] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -154,6 +154,14 @@ pub const RULES: [Rule; 27] = [
     Rule {
         name: "ttl",
         check: lifecycle::ttl,
+    },
+    Rule {
+        name: "idle-timeout",
+        check: lifecycle::idle_timeout,
+    },
+    Rule {
+        name: "idle-action",
+        check: lifecycle::idle_action,
     },
     Rule {
         name: "start-timeout",

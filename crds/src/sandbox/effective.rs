@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PullPolicy, ResourceList, Sandbox, Security, SecurityContext};
+use super::{
+    DesiredState, IdleAction, PullPolicy, ResourceList, Sandbox, Security, SecurityContext,
+};
 use crate::image::ImageRef;
 use crate::limits::{
     DEFAULT_CPU, DEFAULT_DISK, DEFAULT_GRACE_SECONDS, DEFAULT_MEMORY, DEFAULT_PIDS,
@@ -41,6 +43,12 @@ pub struct Effective {
     /// How long it may live; `None`: for ever.
     #[serde(rename = "ttlSeconds", with = "optional_seconds")]
     pub ttl: Option<Duration>,
+    /// Whether it is to run. Not in records of agents that are older than the field, nor is what becomes of an idle one.
+    #[serde(rename = "desiredState", default)]
+    pub desired: DesiredState,
+    /// What becomes of it when it is idle; `None`: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<Idle>,
     /// How long it may take to start.
     #[serde(rename = "startTimeoutSeconds", with = "seconds")]
     pub start_timeout: Duration,
@@ -92,6 +100,15 @@ impl Effective {
                 .ttl_seconds
                 .map(|seconds| duration("ttlSeconds", seconds))
                 .transpose()?,
+            desired: lifecycle.desired_state.unwrap_or_default(),
+            idle: lifecycle
+                .idle_timeout_seconds
+                .zip(lifecycle.idle_action)
+                .map(|(seconds, action)| {
+                    let timeout = duration("idleTimeoutSeconds", seconds)?;
+                    Ok(Idle { timeout, action })
+                })
+                .transpose()?,
             start_timeout: duration(
                 "startTimeoutSeconds",
                 lifecycle
@@ -120,6 +137,8 @@ impl Effective {
             resources,
             security,
             ttl: _,
+            desired: _,
+            idle: _,
             start_timeout: _,
             grace: _,
         } = self;
@@ -140,6 +159,17 @@ fn by_name(env: &[EnvValue]) -> BTreeMap<&str, &str> {
     env.iter()
         .map(|variable| (variable.name.as_str(), variable.value.as_str()))
         .collect()
+}
+
+/// What becomes of an idle sandbox, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Idle {
+    /// How long it is idle before.
+    #[serde(rename = "timeoutSeconds", with = "seconds")]
+    pub timeout: Duration,
+    /// What is done then.
+    pub action: IdleAction,
 }
 
 /// What runs as the sandbox's own command.

@@ -7,7 +7,7 @@ mod effective;
 mod security;
 mod status;
 
-pub use effective::{Effective, EffectiveResources, EnvValue, MainCommand};
+pub use effective::{Effective, EffectiveResources, EnvValue, Idle, MainCommand};
 pub use security::{Capability, Security, SecurityContext};
 pub use status::{
     EffectiveStatus, ResourceAmounts, ResourcesStatus, RuntimeStatus, SandboxStatus, Termination,
@@ -153,10 +153,21 @@ pub struct ResourceList {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Lifecycle {
+    /// Whether it runs. Default: `Running`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_state: Option<DesiredState>,
     /// Seconds after its first Running at which it ends with `DeadlineExceeded`; time in which the node sleeps counts. Default:
     /// never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<i64>,
+    /// Seconds of idleness after which `idleAction` is taken. It is idle while no client is attached to it (a session, a followed log) and
+    /// its commands use less than a hundredth of a core; paused time does not count, and it begins anew with the node's agent. Default:
+    /// never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_seconds: Option<i64>,
+    /// What becomes of it once it is idle for `idleTimeoutSeconds`, without which it means nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_action: Option<IdleAction>,
     /// Seconds from its creation to its binding; then it ends with `Unschedulable`. Default: it waits. Only in a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_timeout_seconds: Option<i64>,
@@ -169,6 +180,25 @@ pub struct Lifecycle {
     /// Seconds after its end at which the object is deleted, by the clocks of node and cluster. Default: it is kept. Only in a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_finished: Option<i64>,
+}
+
+/// Whether a sandbox is to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum DesiredState {
+    /// It runs.
+    #[default]
+    Running,
+    /// None of its processes gets a processor; all else of it stays, memory too. It runs first, if it never did.
+    Paused,
+}
+
+/// What becomes of an idle sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum IdleAction {
+    /// It is paused. The next session, a change of its spec or a deletion has it run again.
+    Pause,
+    /// It ends with `IdleTimeout`.
+    End,
 }
 
 /// A taint that does not keep the sandbox away. A taint that comes later ends nothing, so there is no time to tolerate one for.

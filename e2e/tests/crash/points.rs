@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use cloche_e2e::audit::Ledger;
 use cloche_e2e::deadline::{until, within};
-use cloche_e2e::points::During::{self, Claim, Deadline, Delete, Image, Life, Pool, Release, Tell};
+use cloche_e2e::points::During::{
+    self, Claim, Deadline, Delete, Image, Life, Pause, Pool, Release, Tell,
+};
 use cloche_e2e::points::{POINTS, points};
 use cloche_e2e::{Agent, audit, trial};
 use serde_json::{Value, json};
@@ -32,7 +34,7 @@ async fn at_each_point(
         Pool | Claim => images
             .options()
             .pool("cpu=1,memory=64Mi,created=1,started=1"),
-        Life | Image | Delete | Deadline | Tell | Release => images.options(),
+        Life | Image | Delete | Deadline | Pause | Tell | Release => images.options(),
     };
     let whole = trial::run(options, async |agent| {
         for point in points(during) {
@@ -142,6 +144,42 @@ async fn killed_while_a_sandbox_comes_to_its_deadline() {
         ran_once(agent, "over", "told to end\n").await.map(drop)
     };
     at_each_point(Deadline, prepare, async |_| Ok(()), judge).await;
+}
+
+#[tokio::test]
+async fn killed_while_a_sandbox_is_paused_and_goes_on() {
+    let state = |desired: &str| {
+        let mut spec = stays();
+        spec["lifecycle"] = json!({"desiredState": desired});
+        spec
+    };
+    let is_paused = async |agent: &Agent| {
+        let seen = agent.client().await?.get("stays").await?;
+        Ok(seen.filter(|object| object["status"]["phase"] == "Paused"))
+    };
+    let provoke = async |agent: &mut Agent| {
+        agent.serves().await?;
+        want(agent, "stays", &stays())?;
+        stands(agent, "stays").await?;
+        want(agent, "stays", &state("Paused"))?;
+        // It may be killed before that.
+        until(LIMIT, "it is paused, or the agent killed", async || {
+            if agent.exited()?.is_some() {
+                return Ok(Some(()));
+            }
+            Ok(is_paused(agent).await.ok().flatten().map(drop))
+        })
+        .await?;
+        want(agent, "stays", &state("Running"))
+    };
+    let judge = async |agent: &Agent| {
+        // Whatever it was in the middle of, it can still do both.
+        want(agent, "stays", &state("Paused"))?;
+        until(LIMIT, "it is paused", async || is_paused(agent).await).await?;
+        want(agent, "stays", &state("Running"))?;
+        stands(agent, "stays").await
+    };
+    at_each_point(Pause, async |_, _| Ok(()), provoke, judge).await;
 }
 
 /// Names in the source: those written at `fault::point`, and for the one that is not written there, the names of states.

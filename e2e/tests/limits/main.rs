@@ -15,6 +15,7 @@ mod exec;
 mod hostile;
 mod input;
 mod journey;
+mod pause;
 mod readers;
 mod registries;
 mod scene;

@@ -209,6 +209,8 @@ impl Scene {
                 object: Arc::new(object),
                 record: Arc::new(record),
                 sessions: None,
+                driver: None,
+                activity: Arc::default(),
             },
         );
     }
@@ -265,6 +267,7 @@ fn running() -> State {
     State::Running {
         instance: "i1".to_owned(),
         started: now_at(5),
+        pause: None,
     }
 }
 

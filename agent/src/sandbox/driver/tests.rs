@@ -121,6 +121,7 @@ fn overdue() -> SandboxRecord {
         state: State::Running {
             instance: "i1".to_owned(),
             started,
+            pause: None,
         },
         spec,
         ..record()
@@ -239,6 +240,7 @@ async fn a_stopped_agent_leaves_the_record_and_performs_nothing_more() {
         state: State::Running {
             instance: "i1".to_owned(),
             started: crate::sandbox::fixture::now_at(1),
+            pause: None,
         },
         ..record()
     };

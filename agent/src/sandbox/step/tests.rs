@@ -288,6 +288,10 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::Died(fault(Reason::OOMKilled))),
         Just(Event::Tick),
         Just(Event::Delete),
+        Just(Event::Paused),
+        Just(Event::Resumed { at: now_at(5) }),
+        Just(Event::Idle),
+        Just(Event::Wake),
         Just(Event::Evict(fault(Reason::Evicted))),
         Just(torn_down()),
     ]
@@ -346,3 +350,5 @@ proptest! {
         prop_assert_eq!(given_back + usize::from(rank(&record.state) < 5 && record.state.instance().is_some()), owned.len());
     }
 }
+
+mod pause;

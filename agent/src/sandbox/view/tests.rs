@@ -21,6 +21,7 @@ fn running() -> State {
     State::Running {
         instance: "i1".to_owned(),
         started: now_at(5),
+        pause: None,
     }
 }
 
@@ -188,4 +189,50 @@ fn transition_times_are_kept_while_nothing_changes() {
         now_at(20).wall,
     );
     assert_eq!(first, again);
+}
+
+#[test]
+fn a_pause_is_shown_from_when_all_stands_still_until_it_goes_on() {
+    let pause = |by, stage| {
+        let pause = Pause {
+            by,
+            since: now_at(20),
+            stage,
+        };
+        let mut record = at(State::Running {
+            instance: "i1".to_owned(),
+            started: now_at(5),
+            pause: Some(pause),
+        });
+        record.spec.idle = Some(cloche_crds::sandbox::Idle {
+            timeout: std::time::Duration::from_secs(30),
+            action: cloche_crds::IdleAction::Pause,
+        });
+        record
+    };
+    let shown = |record: &SandboxRecord, beside: &Beside| {
+        let status = status(record, beside, &[], now_at(30).wall);
+        let ready = status.conditions.iter().find(|one| one.type_ == "Ready");
+        let ready = ready.unwrap().clone();
+        assert_eq!(ready.status, "False");
+        (status.phase, ready.reason, ready.message)
+    };
+    let here = Beside::default();
+    for (stage, phase) in [
+        (Stage::Pausing, Phase::Running),
+        (Stage::Paused, Phase::Paused),
+        (Stage::Resuming, Phase::Paused),
+    ] {
+        let (seen, reason, _) = shown(&pause(PausedBy::Spec, stage), &here);
+        assert_eq!((seen, reason.as_str()), (phase, "Paused"));
+    }
+    let (_, reason, message) = shown(&pause(PausedBy::Idleness, Stage::Paused), &here);
+    assert_eq!(reason, "Idle");
+    assert!(message.contains("30 s"), "{message}");
+    let stuck = Beside {
+        cannot_pause: Some("no answer".to_owned()),
+        ..Beside::default()
+    };
+    let (_, _, message) = shown(&pause(PausedBy::Spec, Stage::Pausing), &stuck);
+    assert!(message.ends_with("it still runs: no answer"), "{message}");
 }

@@ -109,6 +109,8 @@ pub(in crate::session) struct Table {
     /// Records to be written.
     pub(in crate::session) writes: Vec<Write>,
     attention: Arc<Notify>,
+    /// How long the sandbox was paused until now.
+    paused: Duration,
     /// Why nothing can be asked of init now.
     pub(in crate::session) unavailable: Option<String>,
     /// The sandbox's end reason, once it has ended.
@@ -136,6 +138,7 @@ impl Table {
             batch_bytes: 0,
             writes: Vec::new(),
             attention,
+            paused: Duration::ZERO,
             unavailable: None,
             ended: None,
             record_full: None,
@@ -159,7 +162,7 @@ impl Table {
         self.epoch.insert(&record.id, wire);
         let mut life = Life::new(
             now.boot,
-            record.deadline(),
+            record.deadline(self.paused),
             record.kill_on_detach,
             ended.as_ref().map(|ended| ended.at.boot),
         );
@@ -197,6 +200,16 @@ impl Table {
                 input: 0,
             },
         );
+        self.stale = true;
+    }
+
+    /// The sandbox was paused for so long until now: all that waits for time to pass waits so much longer.
+    pub(in crate::session) fn set_paused(&mut self, paused: Duration) {
+        let by = paused.saturating_sub(self.paused);
+        self.paused = paused;
+        for entry in self.entries.values_mut() {
+            entry.life.wait_longer(by);
+        }
         self.stale = true;
     }
 

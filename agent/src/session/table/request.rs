@@ -165,6 +165,7 @@ impl Table {
             id: id.clone(),
             spec: Arc::new(new.spec),
             created: now,
+            paused: self.paused,
             kill_on_detach: new.kill_on_detach,
             fingerprint: new.fingerprint,
             ended: None,
@@ -187,7 +188,12 @@ impl Table {
             id,
             Wire::new(create, record.spec.stdin || record.spec.terminal.is_some()),
         );
-        let life = Life::new(now.boot, record.deadline(), record.kill_on_detach, None);
+        let life = Life::new(
+            now.boot,
+            record.deadline(self.paused),
+            record.kill_on_detach,
+            None,
+        );
         let tails = Arc::new(Tails::new(&directory));
         self.add(record, tails, life, Recording::First(vec![reply]));
     }

@@ -150,6 +150,13 @@ impl Cluster {
         Object::of(made).map_err(Failure::Wrong)
     }
 
+    /// Changes what `patch` names of a sandbox.
+    pub(super) async fn merge(&self, name: &str, patch: &Value) -> Result<(), Failure> {
+        self.request(self.objects.merge(name, patch)?)
+            .await
+            .map(drop)
+    }
+
     /// Asks for a deletion.
     pub(super) async fn delete(&self, name: &str, uid: Option<&str>) -> Result<(), Failure> {
         let request = self.objects.delete(name, uid)?;

@@ -5,7 +5,11 @@ use cloche_proto::agent::v1alpha1::LogRequest;
 use http::Request;
 use http::header::CONTENT_TYPE;
 use kube::core::Request as Requests;
-use kube::core::params::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
+use kube::core::params::{
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, Preconditions, ValidationDirective,
+    WatchParams,
+};
+use serde_json::Value;
 
 use crate::backend::{Failure, Refusal, Selection};
 
@@ -98,6 +102,20 @@ impl Objects {
             .header(CONTENT_TYPE, "application/json")
             .body(manifest)
             .map_err(|problem| Failure::Refused(Refusal::other(&problem.to_string())))
+    }
+
+    /// Changes what `patch` names.
+    pub(super) fn merge(&self, name: &str, patch: &Value) -> Asking {
+        let params = PatchParams {
+            field_manager: Some(MANAGER.to_owned()),
+            // A server that is older than a field drops it otherwise, and says so only in a header.
+            field_validation: Some(ValidationDirective::Strict),
+            ..PatchParams::default()
+        };
+        built(
+            self.one()
+                .patch(checked(name)?, &params, &Patch::Merge(patch)),
+        )
     }
 
     /// Of this UID alone, where one is given.

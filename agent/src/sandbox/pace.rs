@@ -1,0 +1,151 @@
+//! Stopping the processes of a sandbox, and letting them go on.
+//!
+//! By the sentry, which stops all guest tasks at a point that suits it. It counts what it is told: two pauses take two ends, and an end too
+//! much kills it. So it is asked only for what it is known not to do already; where that is not known, after a restart of the agent or a
+//! call that failed, it is looked at first (ADR 0012).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc};
+
+use super::holding::Shared;
+use super::record::{PausedBy, SandboxRecord};
+use super::step::Event;
+use crate::clock;
+use crate::fault;
+use crate::runsc::Sentry;
+use crate::runsc::urpc::UrpcError;
+use crate::session::Pauses;
+use crate::told::chain;
+
+/// Pause between tries.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Whether one sandbox stands still, and what of it is to be done next.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    newest: AtomicU64,
+    /// Whether the guest is paused, as far as is known. Held by the one that changes it.
+    is_paused: Mutex<Option<bool>>,
+}
+
+impl Pace {
+    /// Gives up whatever was to be done; the number of what is to be done from now on.
+    pub(super) fn supersede(&self) -> u64 {
+        self.newest.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn is_newest(&self, number: u64) -> bool {
+        self.newest.load(Ordering::Acquire) == number
+    }
+
+    /// It has been running from its start on.
+    pub(super) async fn runs(&self) {
+        *self.is_paused.lock().await = Some(false);
+    }
+}
+
+/// Pauses the sandbox, and tells when all stands still. `number` is of [`Pace::supersede`].
+pub(super) async fn pause(
+    shared: Shared,
+    number: u64,
+    record: SandboxRecord,
+    events: mpsc::Sender<Event>,
+) {
+    if set(&shared, number, &record, true).await.is_none() {
+        return;
+    }
+    fault::point("pause.paused");
+    set_pauses(&shared, true, &record);
+    drop(events.send(Event::Paused).await);
+    // Somebody came between the decision and the pause.
+    let by_idleness = record
+        .state
+        .pause()
+        .is_some_and(|pause| pause.by == PausedBy::Idleness);
+    if by_idleness && shared.activity.is_used() {
+        drop(events.send(Event::Wake).await);
+    }
+}
+
+/// Lets the sandbox go on, and tells when it does.
+pub(super) async fn resume(
+    shared: Shared,
+    number: u64,
+    mut record: SandboxRecord,
+    events: mpsc::Sender<Event>,
+) {
+    if set(&shared, number, &record, false).await.is_none() {
+        return;
+    }
+    fault::point("pause.resumed");
+    let at = clock::now();
+    if let Some(pause) = record.state.pause().copied() {
+        record.paused += at.boot.saturating_sub(pause.since.boot);
+    }
+    set_pauses(&shared, false, &record);
+    drop(events.send(Event::Resumed { at }).await);
+}
+
+fn set_pauses(shared: &Shared, is_paused: bool, record: &SandboxRecord) {
+    if let Some(sessions) = shared.sessions() {
+        sessions.set_pauses(Pauses {
+            is_paused,
+            before: record.paused,
+        });
+    }
+}
+
+/// Sets the pace, however often it takes; nothing where something else is to be done by now.
+async fn set(shared: &Shared, number: u64, record: &SandboxRecord, to_pause: bool) -> Option<()> {
+    loop {
+        let mut is_paused = shared.pace.is_paused.lock().await;
+        if !shared.pace.is_newest(number) {
+            return None;
+        }
+        let Err(error) = turn(shared, &mut is_paused, to_pause).await else {
+            break;
+        };
+        drop(is_paused);
+        let why = chain(&error);
+        tracing::warn!(
+            sandbox = record.name,
+            to_pause,
+            why,
+            "cannot set the pace of a sandbox"
+        );
+        shared.tell_beside(|beside| beside.cannot_pause = Some(why));
+        tokio::select! {
+            // Cancel safe: the next agent begins again.
+            () = shared.node.cancel.cancelled() => return None,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+    shared.holding().beside.cannot_pause = None;
+    Some(())
+}
+
+async fn turn(
+    shared: &Shared,
+    is_paused: &mut Option<bool>,
+    to_pause: bool,
+) -> Result<(), UrpcError> {
+    // Without an instance there is nothing to be paused: its end is under way.
+    let Some(instance) = shared.instance() else {
+        return Ok(());
+    };
+    let mut sentry = Sentry::connect(&instance.paths).await?;
+    // Not known from here on, should this be broken off.
+    let now = match is_paused.take() {
+        Some(known) => known,
+        None => sentry.is_paused().await?,
+    };
+    match (now, to_pause) {
+        (false, true) => sentry.pause().await?,
+        (true, false) => sentry.resume().await?,
+        (true, true) | (false, false) => {}
+    }
+    *is_paused = Some(to_pause);
+    Ok(())
+}

@@ -1,0 +1,198 @@
+use cloche_crds::sandbox::Idle;
+
+use super::*;
+
+fn wants(record: &SandboxRecord, desired: DesiredState) -> Event {
+    let spec = Effective {
+        desired,
+        ..record.spec.clone()
+    };
+    Event::Changed {
+        generation: record.generation + 1,
+        manifest: None,
+        object: Box::new(record.object.clone()),
+        spec: Box::new(spec),
+    }
+}
+
+fn running() -> SandboxRecord {
+    play(record(), to_running()).0
+}
+
+fn idle(action: IdleAction) -> SandboxRecord {
+    let mut record = running();
+    record.spec.idle = Some(Idle {
+        timeout: Duration::from_secs(30),
+        action,
+    });
+    record
+}
+
+fn resumed(second: i64) -> Event {
+    Event::Resumed { at: now_at(second) }
+}
+
+/// Who began the pause, and how far it is.
+fn pause(record: &SandboxRecord) -> Option<(PausedBy, Stage)> {
+    record.state.pause().map(|pause| (pause.by, pause.stage))
+}
+
+#[test]
+fn a_pause_and_its_end_are_written_before_they_are_done() {
+    let running = running();
+    let (pausing, actions) = step(&running, wants(&running, DesiredState::Paused), now_at(10));
+    assert_eq!(actions, [Action::Pause]);
+    assert_eq!(pause(&pausing), Some((PausedBy::Spec, Stage::Pausing)));
+    let (paused, actions) = step(&pausing, Event::Paused, now_at(11));
+    assert_eq!((paused.state.name(), actions), ("Paused", vec![]));
+    let (resuming, actions) = step(&paused, wants(&paused, DesiredState::Running), now_at(20));
+    assert_eq!(
+        (resuming.state.name(), actions),
+        ("Resuming", vec![Action::Resume])
+    );
+    let (again, actions) = step(&resuming, resumed(25), now_at(26));
+    assert_eq!((again.state.name(), actions), ("Running", vec![]));
+    assert_eq!(again.paused, Duration::from_secs(15), "from 10 to 25");
+    assert_eq!(again.state.started(), running.state.started());
+}
+
+#[test]
+fn one_that_is_created_paused_runs_first() {
+    let mut record = record();
+    record.spec.desired = DesiredState::Paused;
+    let (record, actions) = play(record, to_running());
+    assert_eq!(actions.last(), Some(&Action::Pause));
+    assert_eq!(record.state.started(), Some(now_at(5)));
+}
+
+#[test]
+fn a_change_of_mind_is_followed_at_once_and_what_comes_late_means_nothing() {
+    let running = running();
+    let (pausing, _) = step(&running, wants(&running, DesiredState::Paused), now_at(10));
+    let (resuming, actions) = step(&pausing, wants(&pausing, DesiredState::Running), now_at(10));
+    assert_eq!(actions, [Action::Resume]);
+    assert_eq!(step(&resuming, Event::Paused, now_at(11)).0, resuming);
+    let (pausing, actions) = step(
+        &resuming,
+        wants(&resuming, DesiredState::Paused),
+        now_at(11),
+    );
+    assert_eq!(actions, [Action::Pause]);
+    assert_eq!(step(&pausing, resumed(12), now_at(12)).0, pausing);
+}
+
+#[test]
+fn its_time_to_live_goes_on_while_it_is_paused_and_its_command_is_told() {
+    let running = running();
+    let (paused, _) = play(
+        running.clone(),
+        [wants(&running, DesiredState::Paused), Event::Paused],
+    );
+    assert_eq!(deadline(&paused), Some(now_at(5 + 60).boot));
+    for event in [Event::Tick, Event::Delete] {
+        let (stopping, actions) = step(&paused, event, now_at(65));
+        assert_eq!(actions, [Action::Resume, Action::Terminate]);
+        assert_eq!(stopping.state.name(), "Stopping");
+    }
+    let (_, actions) = step(&paused, Event::Died(fault(Reason::OOMKilled)), now_at(30));
+    assert_eq!(actions, [Action::TearDown]);
+}
+
+#[test]
+fn use_and_a_new_spec_end_a_pause_of_idleness_and_only_a_new_spec_one_of_the_spec() {
+    let (paused, actions) = play(idle(IdleAction::Pause), [Event::Idle, Event::Paused]);
+    assert_eq!(actions, [Action::Pause]);
+    assert_eq!(pause(&paused), Some((PausedBy::Idleness, Stage::Paused)));
+    assert_eq!(step(&paused, Event::Wake, now_at(40)).1, [Action::Resume]);
+    let same = wants(&paused, DesiredState::Running);
+    assert_eq!(step(&paused, same, now_at(40)).1, [Action::Resume]);
+    let (kept, actions) = step(&paused, wants(&paused, DesiredState::Paused), now_at(40));
+    assert_eq!(
+        (pause(&kept), actions),
+        (Some((PausedBy::Spec, Stage::Paused)), vec![])
+    );
+    assert_eq!(step(&kept, Event::Wake, now_at(41)), (kept.clone(), vec![]));
+}
+
+#[test]
+fn an_agent_that_comes_back_to_what_it_told_to_end_lets_it_go_on_first() {
+    let (paused, _) = play(idle(IdleAction::Pause), [Event::Idle, Event::Paused]);
+    let (stopping, _) = step(&paused, Event::Delete, now_at(40));
+    let (_, actions) = step(&stopping, Event::Begin, now_at(41));
+    assert_eq!(
+        actions,
+        [Action::Resume, Action::RequestMain, Action::Terminate]
+    );
+}
+
+#[test]
+fn idleness_may_end_it_and_means_nothing_where_the_spec_says_nothing_of_it() {
+    let (stopping, actions) = step(&idle(IdleAction::End), Event::Idle, now_at(40));
+    assert_eq!(actions, [Action::Terminate]);
+    let State::Stopping { because, .. } = &stopping.state else {
+        panic!("{}", stopping.state.name())
+    };
+    assert_eq!(
+        (because.reason, because.domain),
+        (Reason::IdleTimeout, FailureDomain::Policy)
+    );
+    let running = running();
+    assert_eq!(
+        step(&running, Event::Idle, now_at(40)),
+        (running.clone(), vec![])
+    );
+}
+
+#[test]
+fn an_agent_that_comes_back_goes_on_with_the_pause() {
+    let running = running();
+    let (pausing, _) = step(&running, wants(&running, DesiredState::Paused), now_at(10));
+    let (paused, _) = step(&pausing, Event::Paused, now_at(11));
+    let (resuming, _) = step(&paused, wants(&paused, DesiredState::Running), now_at(12));
+    for (record, pace) in [
+        (pausing, Action::Pause),
+        (paused, Action::Pause),
+        (resuming, Action::Resume),
+    ] {
+        let (_, actions) = step(&record, Event::Begin, now_at(20));
+        assert_eq!(actions, [Action::RequestMain, pace]);
+    }
+}
+
+proptest! {
+    /// However often its spec changes, however late the kernel does what it was told, and whatever idleness and use say: in the end
+    /// it stands still if its spec says so, and a pause that nobody ends is of the spec or of idleness.
+    #[test]
+    fn it_stands_still_in_the_end_where_it_is_to(what in prop::collection::vec(0_u8..6, 0..40)) {
+        let mut record = idle(IdleAction::Pause);
+        // What the kernel was told last and has not done, and what it did.
+        let (mut told, mut paused) = (None, false);
+        let mut do_it = |told: &mut Option<Action>| {
+            let done = told.take()?;
+            paused = done == Action::Pause;
+            Some(if paused { Event::Paused } else { resumed(50) })
+        };
+        for event in what {
+            let event = match event {
+                0 => Some(wants(&record, DesiredState::Paused)),
+                1 => Some(wants(&record, DesiredState::Running)),
+                2 => Some(Event::Idle),
+                3 => Some(Event::Wake),
+                _ => do_it(&mut told),
+            };
+            let Some(event) = event else { continue };
+            let (next, actions) = step(&record, event, now_at(20));
+            record = next;
+            told = actions.into_iter().last().or(told);
+        }
+        while let Some(event) = do_it(&mut told) {
+            let (next, actions) = step(&record, event, now_at(50));
+            record = next;
+            told = actions.into_iter().last();
+        }
+        prop_assert_eq!(paused, record.state.pause().is_some());
+        let by = record.state.pause().map(|pause| pause.by);
+        prop_assert_eq!(by == Some(PausedBy::Spec), record.spec.desired == DesiredState::Paused);
+        prop_assert!(record.state.pause().is_none_or(|pause| pause.stage == Stage::Paused));
+    }
+}
