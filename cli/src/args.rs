@@ -90,6 +90,8 @@ pub(crate) enum Command {
     Ls(Ls),
     /// Show all about a sandbox
     Describe(Describe),
+    /// Show what sandboxes use
+    Top(Top),
     /// Wait until a sandbox is in some state
     Wait(Wait),
     /// Print what a command has written
@@ -110,6 +112,7 @@ impl Command {
             Self::Create(_)
             | Self::Ls(_)
             | Self::Describe(_)
+            | Self::Top(_)
             | Self::Wait(_)
             | Self::Log(_)
             | Self::Pause(_)
@@ -353,6 +356,23 @@ pub(crate) struct Ls {
     /// How to print
     #[arg(short, long)]
     pub(crate) output: Option<Output>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Of each sandbox that runs: processor time over the last seconds, memory (its kernel's included) and what it has written to
+files, with their share of its limits, and processes. In a cluster it takes the right to get sandboxes/usage in the group
+subresources.cloche.dev.")]
+pub(crate) struct Top {
+    /// Only these sandboxes
+    #[arg(conflicts_with_all = ["all_namespaces", "selector"])]
+    pub(crate) names: Vec<String>,
+    /// Those of all namespaces
+    #[arg(short = 'A', long)]
+    pub(crate) all_namespaces: bool,
+    /// Only those with such labels, such as team=a,stage!=test
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub(crate) selector: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -188,6 +188,11 @@ impl Error {
         matches!(self, Self::Unanswered { .. } | Self::Wrong { .. })
     }
 
+    /// Whether the answer was no.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused { .. })
+    }
+
     /// Whether the answer was that there is no such thing.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { refusal, .. } if refusal.is_not_found())

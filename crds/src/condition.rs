@@ -22,6 +22,10 @@ pub enum ConditionType {
     ImageReady,
     /// It serves commands.
     Ready,
+    /// It has written nearly as much as it may. Told only where it once was so.
+    DiskPressure,
+    /// Its limit of processor time holds it up. Told only where it once was so.
+    CPUThrottled,
     /// It failed and will not get further by itself. `True` only with phase Failed.
     Stalled,
     /// It ended; `status.termination` says how.
@@ -30,11 +34,13 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Every type, in the order in which they stand in a status.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Accepted,
         Self::Scheduled,
         Self::ImageReady,
         Self::Ready,
+        Self::DiskPressure,
+        Self::CPUThrottled,
         Self::Stalled,
         Self::Finished,
     ];
@@ -46,6 +52,8 @@ impl ConditionType {
             Self::Scheduled => "Scheduled",
             Self::ImageReady => "ImageReady",
             Self::Ready => "Ready",
+            Self::DiskPressure => "DiskPressure",
+            Self::CPUThrottled => "CPUThrottled",
             Self::Stalled => "Stalled",
             Self::Finished => "Finished",
         }
@@ -91,6 +99,12 @@ pub enum ConditionReason {
     SessionsUnavailable,
     /// Ready=False: it runs, but the node cannot store output: commands that print are blocked until it can.
     LogStorageFull,
+    /// DiskPressure=True: little is left of its limit.
+    NearLimit,
+    /// CPUThrottled=True.
+    Throttled,
+    /// DiskPressure or CPUThrottled=False.
+    Enough,
     /// Ready=False: it is being taken down.
     Terminating,
     /// Ready=Unknown, of a sandbox or of a node: the node's agent is not heard. What runs there goes on.
@@ -122,6 +136,9 @@ impl ConditionReason {
             Self::Idle => "Idle",
             Self::SessionsUnavailable => "SessionsUnavailable",
             Self::LogStorageFull => "LogStorageFull",
+            Self::NearLimit => "NearLimit",
+            Self::Throttled => "Throttled",
+            Self::Enough => "Enough",
             Self::Terminating => "Terminating",
             Self::AgentUnreachable => "AgentUnreachable",
             Self::NoCertificate => "NoCertificate",

@@ -136,6 +136,7 @@ fn finished() -> SandboxStatus {
             finished_at: Some(at(3)),
             peak_memory_bytes: Some(12_345_678),
             cpu_seconds: Some(0),
+            written_bytes: Some(0),
         }),
     }
 }

@@ -26,6 +26,8 @@ pub(crate) enum Deed {
     Attach,
     /// Reads the output of one.
     Log,
+    /// Looks what the sandbox uses.
+    Usage,
 }
 
 impl Deed {
@@ -35,6 +37,7 @@ impl Deed {
             Self::Exec => "exec",
             Self::Attach => "attach",
             Self::Log => "log",
+            Self::Usage => "usage",
         }
     }
 
@@ -43,7 +46,7 @@ impl Deed {
     pub(crate) const fn verb(self) -> &'static str {
         match self {
             Self::Exec | Self::Attach => "create",
-            Self::Log => "get",
+            Self::Log | Self::Usage => "get",
         }
     }
 }

@@ -56,6 +56,7 @@ fn resources() -> Value {
             resource("attach", &["create", "get"]),
             resource("exec", &["create", "get"]),
             resource("log", &["get"]),
+            resource("usage", &["get"]),
         ],
     })
 }

@@ -51,6 +51,7 @@ mod session;
 mod strangers;
 mod streams;
 mod tls;
+mod usage;
 
 pub use options::Options;
 pub use run::{Error, Stop, run, run_with};

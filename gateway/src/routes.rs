@@ -30,7 +30,7 @@ use crate::refusal::{Kind, Refusal};
 use crate::remote::{self, Translator, Version};
 use crate::serve::Peer;
 use crate::streams::Streams;
-use crate::{ask, discovery, log, session};
+use crate::{ask, discovery, log, session, usage};
 
 /// What every request is served with. Cheap to clone.
 #[derive(Clone)]
@@ -66,6 +66,7 @@ pub(crate) fn router(gateway: Gateway) -> Router {
         .route(&path(Deed::Exec), get(exec))
         .route(&path(Deed::Attach), get(attach))
         .route(&path(Deed::Log), get(read_log))
+        .route(&path(Deed::Usage), get(tell_usage))
         .method_not_allowed_fallback(not_allowed)
         .fallback(not_found)
         .layer(middleware::from_fn_with_state(gateway.clone(), admit));
@@ -234,6 +235,17 @@ async fn read_log(
             (stream, token),
         ),
     })
+}
+
+async fn tell_usage(
+    State(gateway): State<Gateway>,
+    Path(named): Named,
+    Extension(user): Extension<User>,
+) -> Result<Response, Refusal> {
+    let place = find(&gateway, &named, &user, Deed::Usage).await??;
+    // Short, but one that an agent may hold up.
+    let _stream = gateway.streams.open(&user.name)?;
+    usage::read(&gateway.agents, &place).await
 }
 
 /// Whether the user may do that, which is the outer error, and where the sandbox is. Both are asked at once, since each is a round trip;

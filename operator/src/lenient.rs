@@ -89,6 +89,7 @@ fn ended() -> Termination {
         finished_at: None,
         peak_memory_bytes: None,
         cpu_seconds: None,
+        written_bytes: None,
     }
 }
 

@@ -300,5 +300,6 @@ fn end(
         finished_at: Some(Time(now)),
         peak_memory_bytes: None,
         cpu_seconds: None,
+        written_bytes: None,
     }
 }

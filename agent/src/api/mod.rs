@@ -10,6 +10,7 @@ mod requests;
 mod session;
 mod stream;
 mod streams;
+mod usage;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::board::Posting;
 use crate::node::Node;
 use crate::source::{self, ManifestDirectory, SandboxKey};
 
@@ -154,6 +156,15 @@ impl Agent for Service {
             .await
             .map(Response::new)
     }
+
+    async fn usage(
+        &self,
+        request: Request<pb::UsageRequest>,
+    ) -> Result<Response<pb::UsageResponse>, Status> {
+        usage::usage(&self.node, request.into_inner())
+            .await
+            .map(Response::new)
+    }
 }
 
 /// The sandbox that a request names.
@@ -167,6 +178,18 @@ fn key(key: Option<pb::SandboxKey>) -> Result<SandboxKey, Status> {
         namespace
     };
     Ok(SandboxKey { namespace, name })
+}
+
+/// What is known of it; `uid` empty: whichever has the name.
+fn posting(node: &Node, key: &SandboxKey, uid: &str) -> Result<Posting, Status> {
+    let posting = node.board.get(key).ok_or_else(|| no_such(key))?;
+    if !uid.is_empty() && uid != posting.record.uid {
+        return Err(Status::not_found(format!(
+            "the sandbox {:?} with uid {uid:?} is not on this node: it was deleted, and another one has its name",
+            key.name
+        )));
+    }
+    Ok(posting)
 }
 
 fn no_such(key: &SandboxKey) -> Status {

@@ -12,7 +12,7 @@ use tonic::{Status, Streaming};
 use super::pause::pass;
 use super::requests::{stdin_taken, take};
 use super::stream::{Receiving, Sending, channel};
-use super::{key, no_such};
+use super::{key, posting};
 use crate::board::Posting;
 use crate::node::Node;
 use crate::sandbox::Cause;
@@ -161,13 +161,7 @@ fn find(
     uid: &str,
 ) -> Result<(Posting, Sessions), Status> {
     let key = key(named)?;
-    let posting = node.board.get(&key).ok_or_else(|| no_such(&key))?;
-    if !uid.is_empty() && uid != posting.record.uid {
-        return Err(Status::not_found(format!(
-            "the sandbox {:?} with uid {uid:?} is not on this node: it was deleted, and another one has its name",
-            key.name
-        )));
-    }
+    let posting = posting(node, &key, uid)?;
     let state = &posting.record.state;
     // Its sessions may be open already, but the first command in it must be its own.
     if state.started().is_none() && state.termination().is_none() {

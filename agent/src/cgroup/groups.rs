@@ -128,11 +128,18 @@ impl Groups {
         }
         let (_, group) = self.controlled("pids", name)?;
         counters.pids_limit_hits = file::keyed(&group.join("pids.events"), "max")?;
+        counters.processes = file::number(&group.join("pids.current"))?;
         counters.cpu_usec = if self.layout.holding("cpuacct").is_some() {
             v1::cpu_usec(&self.controlled("cpuacct", name)?.1)?
         } else {
             v2::cpu_usec(&self.controlled("cpu", name)?.1)?
         };
+        // The same words in both versions.
+        let stat = self.controlled("cpu", name)?.1.join("cpu.stat");
+        let text = file::read(&stat)?;
+        let part = |key| file::find(&text, key).ok_or_else(|| file::malformed(&stat, &text));
+        counters.cpu_periods = part("nr_periods")?;
+        counters.cpu_throttled = part("nr_throttled")?;
         Ok(counters)
     }
 

@@ -51,6 +51,12 @@ pub struct Counters {
     pub memory: u64,
     /// CPU time used, in microseconds.
     pub cpu_usec: u64,
+    /// Processes and threads of the host in it: one for each process of the guest, and those of the sentry. Not of all groups together.
+    pub processes: u64,
+    /// Periods in which it wanted processor time, and those of them in which its own limit held it up.
+    pub cpu_periods: u64,
+    /// See `cpu_periods`.
+    pub cpu_throttled: u64,
 }
 
 /// The groups of one machine, v1, v2 or hybrid behind one face. Names are `[A-Za-z0-9_-]`, 1 to 64 characters; anything else is

@@ -141,6 +141,7 @@ pub(super) fn refused(cause: &Cause, seen: &Seen, at: Timestamp) -> SandboxStatu
             finished_at: Some(Time(at)),
             peak_memory_bytes: None,
             cpu_seconds: None,
+            written_bytes: None,
         }),
         effective: read(seen, "effective"),
         image_digest: read(seen, "imageDigest"),

@@ -20,7 +20,7 @@ use crate::image::Progress;
 use crate::instance::{Instance, limits};
 use crate::node::Node;
 use crate::source::SandboxKey;
-use crate::usage;
+use crate::usage::{self, Peaks};
 
 /// A pull that takes longer is told in the status, and then again after each [`PROGRESS_PERIOD`].
 const PROGRESS_AFTER: Duration = Duration::from_secs(1);
@@ -263,13 +263,18 @@ impl Shared {
         events: &mpsc::Sender<Event>,
     ) {
         let request = limits::memory_request(&record.spec.resources);
-        self.node.sampler.watch(
-            instance.id(),
-            &record.name,
-            self.node.sandboxes.folder(&record.uid),
+        let teller = self.clone();
+        let subject = usage::Subject {
+            sandbox: record.name.clone(),
+            folder: self.node.sandboxes.folder(&record.uid),
             request,
-            DriverHandle::new(events.clone()),
-        );
+            disk_limit: record.spec.resources.disk_limit.0,
+            sentry: instance.sentry.id().pid,
+            scratch: self.node.scratch.clone(),
+            driver: DriverHandle::new(events.clone()),
+            tell: Box::new(move |pressure| teller.tell_beside(|beside| beside.pressure = pressure)),
+        };
+        self.node.sampler.watch(instance.id(), subject);
         self.holding().instance = Some(instance.clone());
         let (shared, record, events) = (self.clone(), record.clone(), events.clone());
         self.node.tasks.spawn(async move {
@@ -323,28 +328,28 @@ impl Shared {
         drop(events.send(torn_down).await);
     }
 
-    /// Memory in use now, in bytes, where there is something to count.
-    async fn sample(&self, id: &str) -> Option<u64> {
-        let (cgroups, name) = (Arc::clone(&self.node.cgroups), id.to_owned());
+    /// What is in use now, where there is something to count.
+    async fn sample(&self, id: &str) -> Peaks {
+        let (node, id) = (Arc::clone(&self.node), id.to_owned());
         let counted = tokio::task::spawn_blocking(move || {
-            let alive = !cgroups.processes(&name).ok()?.is_empty();
-            cgroups.counters(&name).ok().filter(|_| alive)
+            let alive = !node.cgroups.processes(&id).ok()?.is_empty();
+            let counters = node.cgroups.counters(&id).ok().filter(|_| alive)?;
+            Some(Peaks {
+                memory: counters.memory,
+                disk: node.sampler.disk(&id).unwrap_or(0),
+            })
         });
-        counted.await.ok().flatten().map(|counters| counters.memory)
+        counted.await.ok().flatten().unwrap_or_default()
     }
 
     /// What the instance used. Kept in a file until the record tells it: its group, which knows, goes before.
-    async fn used(
-        &self,
-        id: &str,
-        record: &SandboxRecord,
-        last: Option<u64>,
-        reason: Reason,
-    ) -> Usage {
+    async fn used(&self, id: &str, record: &SandboxRecord, last: Peaks, reason: Reason) -> Usage {
         let folder = self.node.sandboxes.folder(&record.uid);
-        let peak = self.node.sampler.forget(id);
-        let limit_hit = (reason == Reason::OOMKilled)
-            .then(|| limits::of_sandbox(&record.spec.resources).memory);
+        let mut peaks = self.node.sampler.forget(id).max(last);
+        if reason == Reason::OOMKilled {
+            let limit = limits::of_sandbox(&record.spec.resources).memory;
+            peaks.memory = peaks.memory.max(limit);
+        }
         let (cgroups, name) = (Arc::clone(&self.node.cgroups), id.to_owned());
         let read = tokio::task::spawn_blocking(move || {
             let kept = usage::kept(&folder);
@@ -352,11 +357,11 @@ impl Shared {
             if kept.cpu_usec.is_some() {
                 return kept;
             }
+            let peaks = peaks.max(usage::peaks_of(&kept));
             let used = Usage {
-                peak_memory: [peak, kept.peak_memory, last, limit_hit]
-                    .into_iter()
-                    .flatten()
-                    .max(),
+                peak_memory: Some(peaks.memory).filter(|memory| *memory > 0),
+                // Nothing of it was seen where no memory was either.
+                written: (peaks.memory > 0).then_some(peaks.disk),
                 cpu_usec: cgroups.counters(&name).ok().map(|total| total.cpu_usec),
             };
             usage::keep(&folder, &used);

@@ -320,4 +320,7 @@ pub struct Usage {
     /// CPU time in microseconds, sentry included; absent where its counters were gone before they could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_usec: Option<u64>,
+    /// The most that its writable layer was seen to hold, in bytes; absent where it was never looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<u64>,
 }

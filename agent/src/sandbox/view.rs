@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::command;
 use super::record::{Pause, PausedBy, SandboxRecord, Stage, State, Termination};
 use crate::image::Progress;
+use crate::usage::Pressure;
 
 /// What the status says beside the record.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +24,8 @@ pub struct Beside {
     pub sessions_unavailable: Option<String>,
     /// Its processes cannot be stopped, or let go on, and why.
     pub cannot_pause: Option<String>,
+    /// What it is short of by its own limits.
+    pub pressure: Pressure,
     /// Output of its commands cannot be stored, and why.
     pub log_storage_full: Option<String>,
 }
@@ -38,6 +41,19 @@ pub fn status(
     let mut conditions = before.to_vec();
     for (kind, status, reason, message) in conditions_of(record, beside) {
         set_condition(&mut conditions, kind, status, reason, &message, now);
+    }
+    for (kind, is_short, reason, message) in pressures(beside.pressure) {
+        let is_short = is_short && record.state.termination().is_none();
+        let was_told = conditions.iter().any(|one| one.type_ == kind.as_str());
+        let (status, reason, message) = if is_short {
+            (ConditionStatus::True, reason, message)
+        } else {
+            (ConditionStatus::False, ConditionReason::Enough, "")
+        };
+        // Not told of what never was short.
+        if is_short || was_told {
+            set_condition(&mut conditions, kind, status, reason, message, now);
+        }
     }
     let ran = record.state.instance().is_some() || started.is_some();
     SandboxStatus {
@@ -139,7 +155,27 @@ fn told(termination: &Termination) -> TerminationStatus {
         cpu_seconds: usage
             .and_then(|usage| usage.cpu_usec)
             .map(|usec| i64::try_from(usec / 1_000_000).unwrap_or(i64::MAX)),
+        written_bytes: usage
+            .and_then(|usage| usage.written)
+            .map(|written| i64::try_from(written).unwrap_or(i64::MAX)),
     }
+}
+
+fn pressures(pressure: Pressure) -> [(ConditionType, bool, ConditionReason, &'static str); 2] {
+    [
+        (
+            ConditionType::DiskPressure,
+            pressure.disk,
+            ConditionReason::NearLimit,
+            "it uses nearly all of its ephemeral-storage limit: what it writes beyond fails with ENOSPC",
+        ),
+        (
+            ConditionType::CPUThrottled,
+            pressure.cpu,
+            ConditionReason::Throttled,
+            "its cpu limit holds it up in more than half of the time",
+        ),
+    ]
 }
 
 type ConditionLine = (ConditionType, ConditionStatus, ConditionReason, String);

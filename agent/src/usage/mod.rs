@@ -3,7 +3,9 @@
 //! One task looks at the whole once a second, and at every instance each [`EVERY`] looks, or each time while the whole is near
 //! its budget: reading a group costs some 0.1 ms, so a hundred idle sandboxes cost a few thousandths of a core.
 
+mod disk;
 pub mod evict;
+mod pressure;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,11 @@ use cloche_crds::{FailureDomain, Reason};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use self::disk::Layer;
+use self::pressure::Barometer;
+pub use self::pressure::Pressure;
 use crate::cgroup::{Cgroups, Counters};
+use crate::clock;
 use crate::sandbox::driver::DriverHandle;
 use crate::sandbox::{Cause, Event, Usage};
 
@@ -30,19 +36,72 @@ pub struct Sampler {
     watched: Arc<Mutex<BTreeMap<String, Watched>>>,
 }
 
-#[derive(Clone, Debug)]
+/// An instance to be sampled, and of whom.
+pub struct Subject {
+    /// Name of the sandbox, for the log.
+    pub sandbox: String,
+    /// The sandbox's folder, where its peaks are kept.
+    pub folder: PathBuf,
+    /// Memory that it requested, in bytes.
+    pub request: u64,
+    /// What it may hold of its writable layer, in bytes.
+    pub disk_limit: u64,
+    /// Its sentry.
+    pub sentry: i32,
+    /// Folder of the writable layers.
+    pub scratch: PathBuf,
+    /// Who ends it.
+    pub driver: DriverHandle,
+    /// Who tells what it is short of.
+    pub tell: Box<dyn Fn(Pressure) + Send + Sync>,
+}
+
+/// What an instance uses now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// What the kernel counted.
+    pub counters: Counters,
+    /// Thousandths of a core over the last seconds; `None` where it was not there for as long.
+    pub cpu_millis: Option<u64>,
+    /// The most memory that it was seen to use, in bytes.
+    pub peak_memory: u64,
+    /// What it holds of its writable layer, in bytes; `None` where that cannot be seen.
+    pub disk: Option<u64>,
+}
+
 struct Watched {
-    sandbox: String,
-    request: u64,
-    driver: DriverHandle,
-    /// The sandbox's folder, where its peak is kept.
-    folder: PathBuf,
-    peak: u64,
-    /// The peak that the next agent will find.
-    kept: u64,
-    last: Counters,
+    subject: Arc<Subject>,
+    layer: Option<Layer>,
+    peaks: Peaks,
+    /// The peaks that the next agent will find.
+    kept: Peaks,
+    /// When it was looked at last, by the boot clock, and what was seen then; and the look before.
+    last: (Duration, Counters),
+    before: (Duration, Counters),
+    barometer: Barometer,
+    pressure: Pressure,
     /// Its driver was told to evict it.
     evicting: bool,
+}
+
+/// The most that an instance was seen to use, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peaks {
+    /// Memory.
+    pub memory: u64,
+    /// Of its writable layer.
+    pub disk: u64,
+}
+
+impl Peaks {
+    /// The greater of each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.max(other.memory),
+            disk: self.disk.max(other.disk),
+        }
+    }
 }
 
 impl Sampler {
@@ -55,34 +114,72 @@ impl Sampler {
         }
     }
 
-    /// Watches the instance `id` of `sandbox`, which requested `request` bytes, for `driver`; its peak is kept in `folder`.
-    pub fn watch(
-        &self,
-        id: &str,
-        sandbox: &str,
-        folder: PathBuf,
-        request: u64,
-        driver: DriverHandle,
-    ) {
+    /// Watches the instance `id`.
+    pub fn watch(&self, id: &str, subject: Subject) {
+        let layer = Layer::new(subject.sentry, &subject.scratch)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = error as &dyn std::error::Error,
+                    "cannot see what a sandbox writes"
+                );
+            })
+            .ok();
+        let look = (clock::boot_time(), Counters::default());
         let watched = Watched {
-            sandbox: sandbox.to_owned(),
-            request,
-            driver,
-            folder,
-            peak: 0,
-            kept: 0,
-            last: Counters::default(),
+            subject: Arc::new(subject),
+            layer,
+            peaks: Peaks::default(),
+            kept: Peaks::default(),
+            last: look,
+            before: look,
+            barometer: Barometer::default(),
+            pressure: Pressure::default(),
             evicting: false,
         };
         self.lock().insert(id.to_owned(), watched);
     }
 
-    /// Looks at the instance `id` no more, and tells the most memory that it was seen to use.
-    pub fn forget(&self, id: &str) -> Option<u64> {
+    /// Looks at the instance `id` no more, and tells the most that it was seen to use.
+    pub fn forget(&self, id: &str) -> Peaks {
         self.lock()
             .remove(id)
-            .map(|watched| watched.peak)
-            .filter(|peak| *peak > 0)
+            .map(|watched| watched.peaks)
+            .unwrap_or_default()
+    }
+
+    /// What the instance `id` holds of its writable layer. Blocking.
+    pub fn disk(&self, id: &str) -> Option<u64> {
+        let mut layer = self.lock().get(id)?.layer.clone()?;
+        layer.bytes()
+    }
+
+    /// What the instance `id` uses; `None` where it is not watched, or is gone. Blocking.
+    pub fn now(&self, id: &str) -> Option<Now> {
+        let counters = self.cgroups.counters(id).ok()?;
+        let disk = self.disk(id);
+        let now = clock::boot_time();
+        let mut watched = self.lock();
+        let watched = watched.get_mut(id)?;
+        let seen = Peaks {
+            memory: counters.memory,
+            disk: disk.unwrap_or(0),
+        };
+        // What was told is not taken back at the end.
+        watched.peaks = watched.peaks.max(seen);
+        let since = [watched.last, watched.before]
+            .into_iter()
+            .find(|(at, _)| now.saturating_sub(*at) >= PERIOD);
+        let cpu_millis = since.map(|(at, before)| {
+            let used = u128::from(counters.cpu_usec.saturating_sub(before.cpu_usec)) * 1000;
+            let rate = used / now.saturating_sub(at).as_micros().max(1);
+            u64::try_from(rate).unwrap_or(u64::MAX)
+        });
+        Some(Now {
+            counters,
+            cpu_millis,
+            peak_memory: watched.peaks.memory,
+            disk,
+        })
     }
 
     /// Samples until `cancel`.
@@ -115,7 +212,12 @@ impl Sampler {
         };
         let counters = ids.into_iter().filter_map(|id| {
             let counters = self.cgroups.counters(&id).ok()?;
-            Some((id, counters))
+            let mut layer = self.lock().get(&id)?.layer.clone();
+            let disk = layer.as_mut().and_then(Layer::bytes);
+            if let Some(watched) = self.lock().get_mut(&id) {
+                watched.layer = layer;
+            }
+            Some((id, counters, disk))
         });
         Seen {
             counters: counters.collect(),
@@ -126,23 +228,38 @@ impl Sampler {
     async fn act(&self, seen: Seen) {
         let mut stubs_killed = Vec::new();
         let mut candidates = Vec::new();
+        let mut pressures = Vec::new();
         {
+            let now = clock::boot_time();
             let mut watched = self.lock();
-            for (id, counters) in &seen.counters {
+            for (id, counters, disk) in &seen.counters {
                 let Some(one) = watched.get_mut(id) else {
                     continue;
                 };
-                if counters.oom_kills > one.last.oom_kills {
+                if counters.oom_kills > one.last.1.oom_kills {
                     stubs_killed.push(id.clone());
                 }
-                one.peak = one.peak.max(counters.memory);
-                one.last = *counters;
+                let used = Peaks {
+                    memory: counters.memory,
+                    disk: disk.unwrap_or(0),
+                };
+                one.peaks = one.peaks.max(used);
+                one.before = std::mem::replace(&mut one.last, (now, *counters));
+                let (before, limit) = (one.before.1, one.subject.disk_limit);
+                let pressure = one.barometer.look(limit, *disk, &before, counters);
+                if std::mem::replace(&mut one.pressure, pressure) != pressure {
+                    pressures.push((Arc::clone(&one.subject), pressure));
+                }
                 candidates.push(evict::Candidate {
                     id: id.clone(),
-                    request: one.request,
+                    request: one.subject.request,
                     memory: counters.memory,
                 });
             }
+        }
+        // Not under the lock: who is told looks at others.
+        for (subject, pressure) in pressures {
+            (subject.tell)(pressure);
         }
         for id in stubs_killed {
             // v1 may kill one stub and leave the sentry: the group goes as a whole, as memory.oom.group does on v2. The
@@ -171,13 +288,15 @@ impl Sampler {
     fn keep_peaks(&self) {
         let mut grown = Vec::new();
         for watched in self.lock().values_mut() {
-            if watched.peak > watched.kept + watched.kept / 16 {
-                watched.kept = watched.peak;
-                grown.push((watched.folder.clone(), watched.peak));
+            let (now, kept) = (watched.peaks, watched.kept);
+            let has_grown = |now: u64, kept: u64| now > kept + kept / 16;
+            if has_grown(now.memory, kept.memory) || has_grown(now.disk, kept.disk) {
+                watched.kept = now;
+                grown.push((watched.subject.folder.clone(), now));
             }
         }
-        for (folder, peak) in grown {
-            keep_peak(&folder, peak);
+        for (folder, peaks) in grown {
+            keep_peaks(&folder, peaks);
         }
     }
 
@@ -188,17 +307,17 @@ impl Sampler {
         };
         let message = format!(
             "the node's sandboxes use {total} of {budget} bytes; this one uses {} and requested {}: request what it needs",
-            watched.last.memory, watched.request
+            watched.last.1.memory, watched.subject.request
         );
         tracing::warn!(
-            sandbox = watched.sandbox,
+            sandbox = watched.subject.sandbox,
             instance = id,
             message,
             "evicting"
         );
         let cause = Cause::new(Reason::Evicted, FailureDomain::Infrastructure, message);
         // A driver whose queue is full is told at the next look.
-        watched.evicting = watched.driver.try_tell(Event::Evict(cause));
+        watched.evicting = watched.subject.driver.try_tell(Event::Evict(cause));
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Watched>> {
@@ -207,7 +326,8 @@ impl Sampler {
 }
 
 struct Seen {
-    counters: Vec<(String, Counters)>,
+    /// What was counted of each, and what it holds of its writable layer.
+    counters: Vec<(String, Counters, Option<u64>)>,
     total: Option<Counters>,
 }
 
@@ -221,18 +341,28 @@ pub fn kept(folder: &Path) -> Usage {
         .unwrap_or_default()
 }
 
-/// Keeps a peak of a sandbox that runs on, unless a higher one is kept. Blocking.
-fn keep_peak(folder: &Path, peak: u64) {
+/// Keeps peaks of a sandbox that runs on, unless higher ones are kept. Blocking.
+fn keep_peaks(folder: &Path, peaks: Peaks) {
     let before = kept(folder);
-    if before.peak_memory.is_none_or(|before| before < peak) {
-        let peak_memory = Some(peak);
+    let known = peaks_of(&before);
+    let peaks = peaks.max(known);
+    if peaks != known {
         keep(
             folder,
             &Usage {
-                peak_memory,
+                peak_memory: Some(peaks.memory),
+                written: Some(peaks.disk),
                 ..before
             },
         );
+    }
+}
+
+/// The peaks that are known of a use.
+pub fn peaks_of(used: &Usage) -> Peaks {
+    Peaks {
+        memory: used.peak_memory.unwrap_or(0),
+        disk: used.written.unwrap_or(0),
     }
 }
 
@@ -258,11 +388,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let peak = |bytes| Usage {
             peak_memory: Some(bytes),
+            written: Some(2 * bytes),
             cpu_usec: None,
         };
         assert_eq!(kept(folder.path()), Usage::default());
         for (seen, wanted) in [(5, 5), (3, 5), (9, 9)] {
-            keep_peak(folder.path(), seen);
+            let peaks = Peaks {
+                memory: seen,
+                disk: 2 * seen,
+            };
+            keep_peaks(folder.path(), peaks);
             assert_eq!(kept(folder.path()), peak(wanted));
         }
         let end = Usage {

@@ -21,6 +21,7 @@ pub(crate) use standalone::Standalone;
 
 use crate::error::Error;
 use crate::object::Object;
+use crate::object::usage::Usage;
 
 /// Requests of a session under way to the connection. Few: what is not sent yet is the session's to keep.
 const REQUESTS: usize = 4;
@@ -178,6 +179,15 @@ impl Backend {
             }
             Self::Cluster(cluster) => cluster.session(name, first).await,
         }
+    }
+
+    /// What sandbox `name` uses.
+    pub(crate) async fn usage(&self, name: &str) -> Result<Usage, Error> {
+        match self {
+            Self::Standalone(agent) => agent.usage(name).await,
+            Self::Cluster(cluster) => cluster.usage(name).await,
+        }
+        .map_err(|failure| failure.error(format!("look what sandbox {name} uses")))
     }
 
     /// Opens the kept output of a command of sandbox `name`.

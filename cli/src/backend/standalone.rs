@@ -8,7 +8,7 @@ use cloche_proto::agent::v1alpha1::agent_client::AgentClient;
 use cloche_proto::agent::v1alpha1::session_request::Kind as Ask;
 use cloche_proto::agent::v1alpha1::{
     ApplyRequest, DeleteRequest, ListRequest, LogRequest, SandboxKey, SessionRequest,
-    SessionResponse, WatchEvent,
+    SessionResponse, UsageRequest, WatchEvent,
 };
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
@@ -22,6 +22,7 @@ use tower::service_fn;
 use super::{Change, Failure, Refusal, Selection};
 use crate::error::Error;
 use crate::object::Object;
+use crate::object::usage::Usage;
 
 /// Most that one reply may hold: a list of all objects of a node.
 const REPLY_LIMIT: usize = 64 << 20;
@@ -187,6 +188,22 @@ impl Standalone {
             .map_err(failure)?
             .into_inner();
         Ok((requests, replies))
+    }
+
+    /// What a sandbox uses.
+    pub(super) async fn usage(&self, name: &str) -> Result<Usage, Failure> {
+        let request = UsageRequest {
+            key: Some(self.key(name)),
+            uid: String::new(),
+        };
+        let mut client = self.connect().await?;
+        let used = client.usage(request).await.map_err(failure)?.into_inner();
+        Ok(Usage {
+            cpu_millicores: used.cpu_millicores,
+            memory_bytes: used.memory_bytes,
+            disk_bytes: used.disk_bytes,
+            processes: used.processes,
+        })
     }
 
     /// A command's output as kept on the node.

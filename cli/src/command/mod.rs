@@ -9,6 +9,7 @@ mod ls;
 mod pace;
 mod rm;
 mod run;
+mod top;
 mod wait;
 mod watch;
 
@@ -33,6 +34,7 @@ pub(crate) async fn run(cli: &Cli) -> Result<u8, Error> {
             .map(|()| 0),
         Command::Ls(args) => ls::ls(&backend, args).await.map(|()| 0),
         Command::Describe(args) => describe::describe(&backend, args).await.map(|()| 0),
+        Command::Top(args) => top::top(&backend, args).await.map(|()| 0),
         Command::Wait(args) => wait::wait(&backend, args).await.map(|()| 0),
         Command::Log(args) => log::log(&backend, args).await.map(|()| 0),
         Command::Pause(args) => pace::set(&backend, args, DesiredState::Paused)

@@ -7,6 +7,7 @@ pub(crate) mod describe;
 pub(crate) mod goal;
 pub(crate) mod list;
 pub(crate) mod text;
+pub(crate) mod usage;
 pub(crate) mod written;
 
 use cloche_crds::Phase;

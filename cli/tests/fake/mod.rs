@@ -14,7 +14,7 @@ use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
 use cloche_proto::agent::v1alpha1::{
     ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, Exit, ListRequest, ListResponse,
     LogRequest, Open, Opened, Output as Piece, SandboxKey, SessionRequest, SessionResponse, Stream,
-    WatchEvent,
+    UsageRequest, UsageResponse, WatchEvent,
 };
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
@@ -518,6 +518,16 @@ impl Agent for Service {
     }
 
     type LogStream = ReceiverStream<Result<SessionResponse, Status>>;
+
+    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageResponse>, Status> {
+        Ok(Response::new(UsageResponse {
+            cpu_millicores: Some(250),
+            memory_bytes: 64 << 20,
+            disk_bytes: Some(1 << 20),
+            processes: 9,
+            ..UsageResponse::default()
+        }))
+    }
 
     async fn log(&self, request: Request<LogRequest>) -> Result<Response<Self::LogStream>, Status> {
         assert_eq!(request.into_inner().key.unwrap().name, "demo");

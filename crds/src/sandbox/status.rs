@@ -195,4 +195,7 @@ pub struct Termination {
     /// Processor time that it used, in seconds, rounded down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_seconds: Option<i64>,
+    /// The most that all it wrote to files was seen to hold at one time, in bytes, as sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<i64>,
 }

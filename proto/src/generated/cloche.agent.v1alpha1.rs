@@ -266,6 +266,35 @@ pub struct LogRequest {
     #[prost(uint64, optional, tag = "7")]
     pub stderr_offset: ::core::option::Option<u64>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UsageRequest {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<SandboxKey>,
+    /// The sandbox's UID; empty: whichever has the name.
+    #[prost(string, tag = "2")]
+    pub uid: ::prost::alloc::string::String,
+}
+/// Of the whole sandbox, its sentry included.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UsageResponse {
+    /// Thousandths of a core over the last seconds; absent where it does not run for as long.
+    #[prost(uint64, optional, tag = "1")]
+    pub cpu_millicores: ::core::option::Option<u64>,
+    /// Processor time in all, in microseconds.
+    #[prost(uint64, tag = "2")]
+    pub cpu_microseconds: u64,
+    /// Anonymous and shared memory, in bytes, and the most of it that was seen.
+    #[prost(uint64, tag = "3")]
+    pub memory_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub peak_memory_bytes: u64,
+    /// What it holds of its writable layer, in bytes; absent where that cannot be seen.
+    #[prost(uint64, optional, tag = "5")]
+    pub disk_bytes: ::core::option::Option<u64>,
+    /// Processes and threads of the node: one for each process of the guest, and some of the sentry.
+    #[prost(uint64, tag = "6")]
+    pub processes: u64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Stream {
@@ -532,6 +561,28 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("cloche.agent.v1alpha1.Agent", "Log"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// What a sandbox uses now. FAILED_PRECONDITION where nothing of it runs.
+        pub async fn usage(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UsageRequest>,
+        ) -> std::result::Result<tonic::Response<super::UsageResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/cloche.agent.v1alpha1.Agent/Usage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("cloche.agent.v1alpha1.Agent", "Usage"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -600,6 +651,11 @@ pub mod agent_server {
             &self,
             request: tonic::Request<super::LogRequest>,
         ) -> std::result::Result<tonic::Response<Self::LogStream>, tonic::Status>;
+        /// What a sandbox uses now. FAILED_PRECONDITION where nothing of it runs.
+        async fn usage(
+            &self,
+            request: tonic::Request<super::UsageRequest>,
+        ) -> std::result::Result<tonic::Response<super::UsageResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct AgentServer<T> {
@@ -940,6 +996,49 @@ pub mod agent_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/cloche.agent.v1alpha1.Agent/Usage" => {
+                    #[allow(non_camel_case_types)]
+                    struct UsageSvc<T: Agent>(pub Arc<T>);
+                    impl<T: Agent> tonic::server::UnaryService<super::UsageRequest>
+                    for UsageSvc<T> {
+                        type Response = super::UsageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UsageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::usage(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UsageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -38,6 +38,7 @@ fn ended(reason: Reason) -> State {
             usage: Some(Usage {
                 peak_memory: Some(1 << 20),
                 cpu_usec: Some(2_500_000),
+                written: Some(4096),
             }),
         },
     }
@@ -139,8 +140,8 @@ fn an_end_settles_every_condition() {
         (Reason::Error, FailureDomain::Workload, Some(3))
     );
     assert_eq!(
-        (end.peak_memory_bytes, end.cpu_seconds),
-        (Some(1 << 20), Some(2))
+        (end.peak_memory_bytes, end.cpu_seconds, end.written_bytes),
+        (Some(1 << 20), Some(2), Some(4096))
     );
     let completed = shown(&at(ended(Reason::Completed)), &Beside::default());
     assert_eq!(completed.phase, Phase::Succeeded);
@@ -235,4 +236,32 @@ fn a_pause_is_shown_from_when_all_stands_still_until_it_goes_on() {
     };
     let (_, _, message) = shown(&pause(PausedBy::Spec, Stage::Pausing), &stuck);
     assert!(message.ends_with("it still runs: no answer"), "{message}");
+}
+
+#[test]
+fn what_it_is_short_of_is_told_once_it_was_and_not_after_its_end() {
+    let running = at(running());
+    let of = |record: &SandboxRecord, pressure, before: &[Condition]| {
+        let beside = Beside {
+            pressure,
+            ..Beside::default()
+        };
+        let status = status(record, &beside, before, now_at(10).wall);
+        let of_disk = |one: &Condition| one.type_ == "DiskPressure";
+        let told = status.conditions.iter().find(|one| of_disk(one));
+        let told = told.map(|one| format!("{}/{}", one.status, one.reason));
+        (told, status.conditions)
+    };
+    let (nothing, before) = of(&running, Pressure::default(), &[]);
+    assert_eq!(nothing, None);
+    let short = Pressure {
+        disk: true,
+        ..Pressure::default()
+    };
+    let (told, before) = of(&running, short, &before);
+    assert_eq!(told.as_deref(), Some("True/NearLimit"));
+    let (told, before) = of(&running, Pressure::default(), &before);
+    assert_eq!(told.as_deref(), Some("False/Enough"));
+    let (told, _) = of(&at(ended(Reason::Error)), short, &before);
+    assert_eq!(told.as_deref(), Some("False/Enough"));
 }

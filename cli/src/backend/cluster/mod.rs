@@ -26,6 +26,7 @@ use super::{Connection, Failure, Refusal, Replies, Selection};
 use crate::args::ClusterFlags;
 use crate::error::Error;
 use crate::object::Object;
+use crate::object::usage::Usage;
 
 pub(crate) use changes::Changes;
 pub(crate) use socket::Incoming;
@@ -80,6 +81,16 @@ impl Cluster {
             .request(request)
             .await
             .map_err(|problem| self.failure(problem, Asked::Objects))
+    }
+
+    /// What a sandbox uses.
+    pub(super) async fn usage(&self, name: &str) -> Result<Usage, Failure> {
+        let used = self
+            .client
+            .request(self.objects.usage(name)?)
+            .await
+            .map_err(|problem| self.failure(problem, Asked::Gateway))?;
+        serde_json::from_value(used).map_err(|problem| Failure::Wrong(problem.to_string()))
     }
 
     /// The sandboxes; a refusal where one was named and is not there.

@@ -138,6 +138,13 @@ impl Objects {
         built(Requests::new(format!("/api/v1/namespaces/{}/events", self.namespace)).list(&params))
     }
 
+    /// What a sandbox uses.
+    pub(super) fn usage(&self, name: &str) -> Asking {
+        Request::get(self.subresource(name, "usage")?)
+            .body(Vec::new())
+            .map_err(|problem| Failure::Refused(Refusal::other(&problem.to_string())))
+    }
+
     /// Path of a session: whoever has a command runs it, and whoever has none attaches.
     pub(super) fn session(&self, name: &str, runs: bool) -> Result<String, Failure> {
         self.subresource(name, if runs { "exec" } else { "attach" })

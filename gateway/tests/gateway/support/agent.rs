@@ -362,6 +362,19 @@ impl Agent for Service {
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
+    async fn usage(
+        &self,
+        _: Request<pb::UsageRequest>,
+    ) -> Result<Response<pb::UsageResponse>, Status> {
+        Ok(Response::new(pb::UsageResponse {
+            cpu_millicores: Some(250),
+            memory_bytes: 64 << 20,
+            disk_bytes: Some(1 << 20),
+            processes: 9,
+            ..pb::UsageResponse::default()
+        }))
+    }
+
     async fn log(&self, request: Request<pb::LogRequest>) -> Result<Response<Replies>, Status> {
         let request = request.into_inner();
         self.0.logs.lock().unwrap().push(request.clone());
