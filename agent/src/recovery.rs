@@ -207,7 +207,7 @@ mod tests {
                 started: now_at(5),
                 because,
                 kill_at: now_at(20).boot,
-                was_paused: false,
+                paused_since: None,
             },
             State::Ending {
                 instance: Some(instance()),

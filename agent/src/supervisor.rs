@@ -230,7 +230,9 @@ impl Supervisor {
         if !driven.taken.spec.same_but_lifecycle(wanted.effective) {
             return Some("only spec.lifecycle can change while the sandbox exists: delete it, then apply the new one".to_owned());
         }
-        let respecified = driven.taken.spec != *wanted.effective;
+        // What is written otherwise and means the same is another generation, too, as for an apiserver.
+        let respecified = driven.taken.spec != *wanted.effective
+            || driven.taken.object.spec != wanted.object.spec;
         let (manifest, generation) = match wanted.origin {
             Origin::Manifest { file, .. } => {
                 let generation = driven.taken.generation + i64::from(respecified);
@@ -242,6 +244,7 @@ impl Supervisor {
         {
             driven.taken.manifest = manifest;
             driven.taken.spec = wanted.effective.clone();
+            driven.taken.object = wanted.object.clone();
             driven.taken.generation = generation;
             let event = Event::Changed {
                 generation,

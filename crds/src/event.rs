@@ -120,6 +120,7 @@ mod tests {
             Reason::Completed,
             Reason::Error,
             Reason::DeadlineExceeded,
+            Reason::IdleTimeout,
             Reason::Deleted,
         ];
         assert_eq!(quiet.collect::<Vec<_>>(), asked_for);

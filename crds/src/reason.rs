@@ -212,6 +212,7 @@ impl Reason {
             Self::Completed
             | Self::Error
             | Self::DeadlineExceeded
+            | Self::IdleTimeout
             | Self::Deleted
             | Self::Unknown => false,
             Self::OOMKilled

@@ -1,7 +1,8 @@
 //! When a status is written. Pure.
 //!
 //! A sandbox costs two writes in a whole normal life: one at Running, one at the end. A start that takes longer than [`SLOW`] is told of
-//! once, then at most once in [`PERIOD`]; so is whatever else changes while it runs, or while it takes long to end.
+//! once, then at most once in [`PERIOD`]; so is whatever else changes while it runs, or while it takes long to end. Pauses and their ends are
+//! told at most once in [`TURN`].
 
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use cloche_crds::Phase;
 pub(super) const SLOW: Duration = Duration::from_secs(1);
 /// Least time between two writes that tell of no first Running and no end.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
+
+/// Least time between two writes of which one tells that it is paused and the other that it goes on.
+const TURN: Duration = Duration::from_secs(2);
 
 /// What is known of the writes of one object. Times since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,13 +32,25 @@ pub(super) fn due(ours: Phase, theirs: &str, pace: Pace) -> Duration {
         .map_or(Duration::ZERO, |at| at.saturating_add(PERIOD));
     match ours {
         Phase::Succeeded | Phase::Failed | Phase::Ended => Duration::ZERO,
-        Phase::Running | Phase::Paused if theirs != ours.as_str() => Duration::ZERO,
-        Phase::Running | Phase::Paused => spaced,
+        // There and back it may go as often as somebody comes and goes.
+        Phase::Running | Phase::Paused if is_of(theirs, &[Phase::Running, Phase::Paused]) => {
+            if theirs == ours.as_str() {
+                spaced
+            } else {
+                pace.written_at
+                    .map_or(Duration::ZERO, |at| at.saturating_add(TURN))
+            }
+        }
+        Phase::Running | Phase::Paused => Duration::ZERO,
         Phase::Pending | Phase::Starting | Phase::Unknown => {
             pace.in_phase_since.saturating_add(SLOW).max(spaced)
         }
         Phase::Terminating => pace.in_phase_since.saturating_add(PERIOD).max(spaced),
     }
+}
+
+fn is_of(phase: &str, any: &[Phase]) -> bool {
+    any.iter().any(|one| one.as_str() == phase)
 }
 
 #[cfg(test)]
@@ -76,6 +92,8 @@ mod tests {
         assert_eq!(due(Phase::Running, "Starting", pace), Duration::ZERO);
         assert_eq!(due(Phase::Failed, "Running", pace), Duration::ZERO);
         assert_eq!(due(Phase::Running, "Running", pace), seconds(15));
+        assert_eq!(due(Phase::Paused, "Running", pace), seconds(7));
+        assert_eq!(due(Phase::Running, "Paused", pace), seconds(7));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::record::{SandboxRecord, State};
+use super::record::{SandboxRecord, Stage, State};
 use super::step::{Action, Event, deadline, step};
 use crate::clock;
 use crate::fault;
@@ -199,6 +199,10 @@ impl<H: Hands> Driver<H> {
 /// Whether a record of this state, found at the agent's start, is of a command of which is not known how it is.
 fn is_sought(state: &State) -> bool {
     match state {
+        // Nothing is heard of one that stands still.
+        State::Running {
+            pause: Some(pause), ..
+        } => pause.stage != Stage::Paused,
         State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. } => true,
         State::Bound | State::Claimed { .. } | State::Ending { .. } | State::Ended { .. } => false,
     }

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::driver::DriverHandle;
@@ -33,8 +32,8 @@ pub(super) struct Holding {
     conditions: Vec<Condition>,
     /// What was published last.
     pub(super) record: Option<SandboxRecord>,
-    /// Looks whether anybody uses it.
-    idle: Option<JoinHandle<()>>,
+    /// Somebody looks whether it is used.
+    pub(super) is_watched: bool,
 }
 
 /// What the hands and their tasks share.
@@ -101,12 +100,8 @@ impl Shared {
     pub(super) fn publish(&self, record: &SandboxRecord) {
         let mut holding = self.holding();
         self.post(&mut holding, record);
-        let is_watched = holding
-            .idle
-            .as_ref()
-            .is_some_and(|task| !task.is_finished());
-        if idle::counts(record) && !is_watched {
-            holding.idle = Some(self.node.tasks.spawn(idle::watch(self.clone())));
+        if idle::counts(record) && !std::mem::replace(&mut holding.is_watched, true) {
+            self.node.tasks.spawn(idle::watch(self.clone()));
         }
     }
 

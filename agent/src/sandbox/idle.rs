@@ -95,27 +95,26 @@ pub(super) fn counts(record: &SandboxRecord) -> bool {
     record.spec.idle.is_some() && matches!(record.state, State::Running { pause: None, .. })
 }
 
-/// Tells when the sandbox has been idle for long enough. Ends where that does not count any more.
+/// Tells when the sandbox has been idle for long enough. Ends where that does not count any more, and says so in what it holds.
 pub(super) async fn watch(shared: Shared) {
-    let Some(mut gauge) = cpu_usec(&shared)
-        .await
-        .map(|cpu| Gauge::new(clock::boot_time(), cpu))
-    else {
-        return;
-    };
+    let mut gauge: Option<Gauge> = None;
     loop {
         let Some(idle) = current(&shared) else { return };
         let period = (idle / LOOKS).clamp(SOONEST, LATEST);
         tokio::select! {
             // Cancel safe: the next agent begins anew.
             () = shared.node.cancel.cancelled() => return,
-            () = tokio::time::sleep(period) => {}
+            () = tokio::time::sleep(if gauge.is_some() { period } else { Duration::ZERO }) => {}
         }
-        let (Some(idle), Some(cpu)) = (current(&shared), cpu_usec(&shared).await) else {
-            return;
+        let (now, cpu) = (clock::boot_time(), cpu_usec(&shared).await);
+        let (Some(cpu), activity) = (cpu, &shared.activity) else {
+            // What it uses cannot be seen: that is no idleness.
+            gauge = None;
+            tokio::time::sleep(period).await;
+            continue;
         };
-        let activity = &shared.activity;
-        let seen = gauge.look(clock::boot_time(), cpu, activity.is_used(), activity.left());
+        let gauge = gauge.get_or_insert_with(|| Gauge::new(now, cpu));
+        let seen = gauge.look(now, cpu, activity.is_used(), activity.left());
         if seen >= idle {
             let driver = shared.holding().driver.clone();
             if let Some(driver) = driver {
@@ -127,11 +126,13 @@ pub(super) async fn watch(shared: Shared) {
     }
 }
 
-/// How long it may be idle, where that counts.
+/// How long it may be idle; where that does not count, nobody watches from here on.
 fn current(shared: &Shared) -> Option<Duration> {
-    let holding = shared.holding();
-    let record = holding.record.as_ref().filter(|record| counts(record))?;
-    record.spec.idle.map(|idle| idle.timeout)
+    let mut holding = shared.holding();
+    let record = holding.record.as_ref().filter(|record| counts(record));
+    let idle = record.and_then(|record| record.spec.idle);
+    holding.is_watched = idle.is_some();
+    idle.map(|idle| idle.timeout)
 }
 
 async fn cpu_usec(shared: &Shared) -> Option<u64> {

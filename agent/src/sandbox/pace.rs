@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, MutexGuard, mpsc};
 
 use super::holding::Shared;
 use super::record::{PausedBy, SandboxRecord};
@@ -53,12 +53,14 @@ pub(super) async fn pause(
     record: SandboxRecord,
     events: mpsc::Sender<Event>,
 ) {
-    if set(&shared, number, &record, true).await.is_none() {
+    let Some(held) = set(&shared, number, &record, true).await else {
         return;
-    }
+    };
     fault::point("pause.paused");
     set_pauses(&shared, true, &record);
-    drop(events.send(Event::Paused).await);
+    drop(held);
+    let turn = record.state.pause().map_or(0, |pause| pause.turn);
+    drop(events.send(Event::Paused { turn }).await);
     // Somebody came between the decision and the pause.
     let by_idleness = record
         .state
@@ -76,16 +78,18 @@ pub(super) async fn resume(
     mut record: SandboxRecord,
     events: mpsc::Sender<Event>,
 ) {
-    if set(&shared, number, &record, false).await.is_none() {
+    let Some(held) = set(&shared, number, &record, false).await else {
         return;
-    }
+    };
     fault::point("pause.resumed");
     let at = clock::now();
-    if let Some(pause) = record.state.pause().copied() {
-        record.paused += at.boot.saturating_sub(pause.since.boot);
+    if let Some(since) = record.state.paused_since() {
+        record.paused += at.boot.saturating_sub(since.boot);
     }
     set_pauses(&shared, false, &record);
-    drop(events.send(Event::Resumed { at }).await);
+    drop(held);
+    let turn = record.state.pause().map_or(0, |pause| pause.turn);
+    drop(events.send(Event::Resumed { turn, at }).await);
 }
 
 fn set_pauses(shared: &Shared, is_paused: bool, record: &SandboxRecord) {
@@ -97,15 +101,22 @@ fn set_pauses(shared: &Shared, is_paused: bool, record: &SandboxRecord) {
     }
 }
 
-/// Sets the pace, however often it takes; nothing where something else is to be done by now.
-async fn set(shared: &Shared, number: u64, record: &SandboxRecord, to_pause: bool) -> Option<()> {
+/// Sets the pace, however often it takes; nothing where something else is to be done by now. Nobody else sets it as long as the answer is
+/// held.
+async fn set<'a>(
+    shared: &'a Shared,
+    number: u64,
+    record: &SandboxRecord,
+    to_pause: bool,
+) -> Option<MutexGuard<'a, Option<bool>>> {
     loop {
         let mut is_paused = shared.pace.is_paused.lock().await;
         if !shared.pace.is_newest(number) {
             return None;
         }
         let Err(error) = turn(shared, &mut is_paused, to_pause).await else {
-            break;
+            shared.holding().beside.cannot_pause = None;
+            return Some(is_paused);
         };
         drop(is_paused);
         let why = chain(&error);
@@ -122,8 +133,6 @@ async fn set(shared: &Shared, number: u64, record: &SandboxRecord, to_pause: boo
             () = tokio::time::sleep(RETRY) => {}
         }
     }
-    shared.holding().beside.cannot_pause = None;
-    Some(())
 }
 
 async fn turn(

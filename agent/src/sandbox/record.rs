@@ -118,9 +118,9 @@ pub enum State {
         because: Cause,
         /// Boot time at which it is killed.
         kill_at: Duration,
-        /// It stood still, or may have, so that it must go on to be told.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        was_paused: bool,
+        /// Since when it stood still, or may have: it must go on to be told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        paused_since: Option<Now>,
     },
     /// It has ended; what is left of it is being taken down.
     Ending {
@@ -146,6 +146,9 @@ pub struct Pause {
     pub since: Now,
     /// How far it is. Each is written before the effect that it announces.
     pub stage: Stage,
+    /// How often it changed its direction: what is told of an earlier turn means nothing.
+    #[serde(default)]
+    pub turn: u32,
 }
 
 /// Why a sandbox is paused.
@@ -184,16 +187,22 @@ impl State {
         }
     }
 
+    /// Since when its processes stand still, or may.
+    pub fn paused_since(&self) -> Option<Now> {
+        match self {
+            Self::Stopping { paused_since, .. } => *paused_since,
+            Self::Running { .. }
+            | Self::Bound
+            | Self::Claimed { .. }
+            | Self::MainRequested { .. }
+            | Self::Ending { .. }
+            | Self::Ended { .. } => self.pause().map(|pause| pause.since),
+        }
+    }
+
     /// Whether its processes may stand still, so that nothing can be asked of them.
     pub fn may_be_paused(&self) -> bool {
-        self.pause().is_some()
-            || matches!(
-                self,
-                Self::Stopping {
-                    was_paused: true,
-                    ..
-                }
-            )
+        self.paused_since().is_some()
     }
 
     /// The instance that it claims.

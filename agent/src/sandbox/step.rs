@@ -61,9 +61,14 @@ pub enum Event {
         spec: Box<Effective>,
     },
     /// All its processes stand still.
-    Paused,
+    Paused {
+        /// The turn of the pause that was asked for.
+        turn: u32,
+    },
     /// All its processes go on.
     Resumed {
+        /// The turn of the pause that was asked for.
+        turn: u32,
         /// Since when.
         at: Now,
     },
@@ -98,7 +103,7 @@ impl Event {
             | Self::Tick
             | Self::Delete
             | Self::Changed { .. }
-            | Self::Paused
+            | Self::Paused { .. }
             | Self::Resumed { .. }
             | Self::Idle
             | Self::Wake
@@ -156,8 +161,8 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
             end(&mut next, cause, now)
         }
         Event::Died(cause) | Event::Evict(cause) => end(&mut next, cause, now),
-        Event::Paused => on_paused(&mut next),
-        Event::Resumed { at } => on_resumed(&mut next, at),
+        Event::Paused { turn } => on_paused(&mut next, turn),
+        Event::Resumed { turn, at } => on_resumed(&mut next, turn, at),
         Event::Idle => on_idle(&mut next, now),
         Event::Wake => on_wake(&mut next),
         Event::Tick => on_tick(&mut next, now),
@@ -208,8 +213,8 @@ fn begin(record: &SandboxRecord) -> Vec<Action> {
             });
             std::iter::once(Action::RequestMain).chain(pace).collect()
         }
-        State::Stopping { was_paused, .. } => {
-            let resume = was_paused.then_some(Action::Resume);
+        State::Stopping { paused_since, .. } => {
+            let resume = paused_since.map(|_| Action::Resume);
             let rest = [Action::RequestMain, Action::Terminate];
             resume.into_iter().chain(rest).collect()
         }
@@ -311,6 +316,7 @@ fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
                 return Vec::new();
             }
             pause.stage = Stage::Pausing;
+            pause.turn += 1;
             vec![Action::Pause]
         }
         (DesiredState::Running, Some(pause)) => resume(pause),
@@ -324,6 +330,7 @@ fn begin_pause(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action
             by,
             since: now,
             stage: Stage::Pausing,
+            turn: 0,
         });
     }
     vec![Action::Pause]
@@ -334,13 +341,15 @@ fn resume(pause: &mut Pause) -> Vec<Action> {
         return Vec::new();
     }
     pause.stage = Stage::Resuming;
+    pause.turn += 1;
     vec![Action::Resume]
 }
 
-fn on_paused(record: &mut SandboxRecord) -> Vec<Action> {
+fn on_paused(record: &mut SandboxRecord, turn: u32) -> Vec<Action> {
     if let State::Running {
         pause: Some(pause), ..
     } = &mut record.state
+        && pause.turn == turn
         && pause.stage == Stage::Pausing
     {
         pause.stage = Stage::Paused;
@@ -348,9 +357,10 @@ fn on_paused(record: &mut SandboxRecord) -> Vec<Action> {
     Vec::new()
 }
 
-fn on_resumed(record: &mut SandboxRecord, at: Now) -> Vec<Action> {
+fn on_resumed(record: &mut SandboxRecord, turn: u32, at: Now) -> Vec<Action> {
     if let State::Running { pause, .. } = &mut record.state
-        && let Some(over) = pause.take_if(|pause| pause.stage == Stage::Resuming)
+        && let Some(over) =
+            pause.take_if(|pause| pause.turn == turn && pause.stage == Stage::Resuming)
     {
         let time = at.boot.saturating_sub(over.since.boot);
         record.paused = record.paused.saturating_add(time);
@@ -505,14 +515,14 @@ fn stop(record: &mut SandboxRecord, because: Cause, now: Now) -> Vec<Action> {
     }
     let kill_at = now.boot.saturating_add(record.spec.grace);
     // What stands still cannot be told.
-    let was_paused = pause.is_some();
-    let resume = was_paused.then_some(Action::Resume);
+    let paused_since = pause.map(|pause| pause.since);
+    let resume = paused_since.map(|_| Action::Resume);
     record.state = State::Stopping {
         instance: instance.clone(),
         started: *started,
         because,
         kill_at,
-        was_paused,
+        paused_since,
     };
     resume.into_iter().chain([Action::Terminate]).collect()
 }

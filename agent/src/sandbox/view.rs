@@ -270,6 +270,9 @@ fn paused(
     beside: &Beside,
 ) -> (ConditionStatus, ConditionReason, String) {
     let (reason, mut message) = match (pause.by, record.spec.idle) {
+        (PausedBy::Spec, _) if pause.stage == Stage::Resuming => {
+            (ConditionReason::Paused, "it is about to go on".to_owned())
+        }
         (PausedBy::Spec, _) => (
             ConditionReason::Paused,
             "spec.lifecycle.desiredState is Paused".to_owned(),
@@ -285,7 +288,8 @@ fn paused(
     };
     if let Some(why) = &beside.cannot_pause {
         let what = match pause.stage {
-            Stage::Pausing | Stage::Paused => "it still runs",
+            Stage::Pausing => "it may still run",
+            Stage::Paused => "it is not known whether it stands still",
             Stage::Resuming => "it cannot go on yet",
         };
         message = format!("{message}; {what}: {why}");

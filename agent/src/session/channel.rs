@@ -249,7 +249,7 @@ impl Channel {
             }
             Woken::Pauses(pauses) => {
                 self.is_paused = pauses.is_paused && matches!(self.finish, Finish::No);
-                self.table.set_paused(pauses.before);
+                self.table.set_paused(pauses.before, now);
                 // Whatever it owes, it has its time from now on.
                 self.liveness.held_back(now.boot);
             }
@@ -311,6 +311,7 @@ impl Channel {
             Act::Hello if self.pipes.is_some() => self.greet(false, false, now),
             // The pipes broke meanwhile.
             Act::Hello => self.fail("its pipes are closed".to_owned(), now),
+            Act::Fail => self.fail("its init does not answer".to_owned(), now),
             Act::Wake => {
                 tokio::spawn(async move {
                     match tokio::time::timeout(CONNECT_TIMEOUT, bridge.wake()).await {

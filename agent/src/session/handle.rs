@@ -32,8 +32,8 @@ pub struct Sessions {
 
 impl Sessions {
     /// Loads what an earlier agent left in `directory` (`sessions` of the sandbox; made where it is missing) and starts the
-    /// channel's task, which lives until `cancel`. `pauses` are those of the sandbox until now. `pipes` are those donated at the sandbox's start; after a restart of the
-    /// agent there are none, and `bridge` gets new ones.
+    /// channel's task, which lives until `cancel`. `pauses` are those of the sandbox until now. `pipes` are those donated at the
+    /// sandbox's start; after a restart of the agent there are none, and `bridge` gets new ones.
     pub async fn open(
         directory: &Path,
         pipes: Option<Pipes>,
@@ -63,7 +63,7 @@ impl Sessions {
         let now = clock::now();
         let attention = Arc::new(Notify::new());
         let mut table = Table::new(directory, setup, Arc::clone(&attention));
-        table.set_paused(pauses.before);
+        table.set_paused(pauses.before, now);
         let mut store = Store::new(caps);
         for (record, tails) in loaded? {
             let tails = Arc::new(tails);

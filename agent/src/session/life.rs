@@ -54,6 +54,8 @@ pub(super) struct Life {
     pub(super) watched: Watched,
     /// Its tree is to be killed already.
     pub(super) killing: bool,
+    /// That is since its timeout was over.
+    pub(super) timed_out: bool,
     /// When its end was recorded.
     pub(super) ended: Option<Duration>,
     /// No process has its output open any more. One that does would be killed by SIGPIPE if init let go of the session.
@@ -80,6 +82,7 @@ impl Life {
             kill_on_detach,
             watched: Watched::Never { since: now },
             killing: false,
+            timed_out: false,
             ended,
             closed: false,
             permanent: false,
@@ -98,19 +101,30 @@ impl Life {
         };
     }
 
-    /// Time has passed that does not count for one that runs.
-    pub(super) fn wait_longer(&mut self, by: Duration) {
+    /// When it is killed for its timeout.
+    fn timeout(&self) -> Option<Duration> {
+        self.deadline.map(|at| at.saturating_add(TIMEOUT_GRACE))
+    }
+
+    /// Its tree is being killed, for its timeout or since nobody is attached.
+    pub(super) fn kill_due(&mut self, now: Duration) {
+        self.timed_out |= self.timeout().is_some_and(|at| at <= now);
+    }
+
+    /// Time has passed, until `now`, that does not count for one that runs.
+    pub(super) fn wait_longer(&mut self, by: Duration, now: Duration) {
         if self.ended.is_some() {
             return;
         }
         self.deadline = self.deadline.map(|at| at.saturating_add(by));
         self.watched = match self.watched {
+            // Made, or left, in the middle of it: not before the end of it.
             Watched::Never { since } => Watched::Never {
-                since: since.saturating_add(by),
+                since: since.saturating_add(by).min(now),
             },
             Watched::Now => Watched::Now,
             Watched::Left { since } => Watched::Left {
-                since: since.saturating_add(by),
+                since: since.saturating_add(by).min(now),
             },
         };
     }
@@ -123,7 +137,7 @@ impl Life {
     /// The next thing to do, and when.
     pub(super) fn next(&self) -> Option<(Duration, Due)> {
         let kill = || {
-            let timeout = self.deadline.map(|at| at.saturating_add(TIMEOUT_GRACE));
+            let timeout = self.timeout();
             let detached = self.kill_on_detach.and_then(|time| match self.watched {
                 Watched::Never { since } => Some(since.saturating_add(time.max(FIRST_ATTACH))),
                 Watched::Now => None,
@@ -173,10 +187,17 @@ mod tests {
         assert_eq!(timed.next(), Some((secs(9), Due::Kill)));
         timed.watch(secs(8), false);
         assert_eq!(timed.next(), Some((secs(9), Due::Kill)), "left but once");
-        timed.wait_longer(secs(20));
+        timed.wait_longer(secs(20), secs(100));
         assert_eq!(timed.next(), Some((secs(29), Due::Kill)), "paused");
-        timed.wait_longer(secs(0));
+        timed.wait_longer(secs(20), secs(30));
+        assert_eq!(timed.watched, Watched::Left { since: secs(30) });
         timed.watched = Watched::Left { since: secs(7) };
+        timed.deadline = Some(secs(90));
+        timed.kill_due(secs(90));
+        assert!(!timed.timed_out, "killed since nobody was attached");
+        timed.kill_due(secs(91));
+        assert!(timed.timed_out);
+        timed.deadline = None;
         timed.killing = true;
         assert_eq!(timed.next(), None);
         timed.ended = Some(secs(10));

@@ -1,7 +1,7 @@
 //! Whether cloche-init answers, and what to do when it does not. Pure; all times are of the boot clock.
 //!
 //! ```text
-//!            hello unanswered (1 s on donated pipes)
+//!            hello unanswered (1 s on donated pipes; 2 s on a bridge's, which then failed)
 //!   Greeting ─────────────► Bridging ──failed──► Resting ──pause over──► Bridging ...
 //!      │  ▲                   │
 //!      │  └────new pipes──────┘
@@ -43,12 +43,15 @@ pub(super) enum Act {
     Ping,
     /// Begin a new epoch on the pipes that there are.
     Hello,
+    /// Give up the pipes that a bridge made: [`Liveness::failed`].
+    Fail,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Greeting {
         until: Duration,
+        donated: bool,
     },
     Bridging,
     Open,
@@ -101,7 +104,7 @@ impl Liveness {
     /// When [`Self::due`] is to be called, at the latest. `running`: there are sessions whose end would be missed.
     pub(super) fn next(&self, running: bool) -> Option<Duration> {
         match self.phase {
-            Phase::Greeting { until } | Phase::Resting { until } => Some(until),
+            Phase::Greeting { until, .. } | Phase::Resting { until } => Some(until),
             Phase::Bridging | Phase::Over => None,
             Phase::Open => self
                 .answer_by
@@ -114,8 +117,11 @@ impl Liveness {
     /// What is to be done now.
     pub(super) fn due(&mut self, now: Duration, running: bool) -> Vec<Act> {
         match self.phase {
-            Phase::Greeting { until } if now >= until => {
-                // A bridge is the remedy for the first silence; a wake for the next, since it may be a stopped holder.
+            // A bridge is the remedy for the first silence.
+            Phase::Greeting {
+                until,
+                donated: true,
+            } if now >= until => {
                 self.phase = Phase::Bridging;
                 if self.failures > 0 {
                     vec![Act::Wake, Act::Bridge]
@@ -123,6 +129,8 @@ impl Liveness {
                     vec![Act::Bridge]
                 }
             }
+            // One that nobody answers either has failed: more of them only pile up in the sandbox.
+            Phase::Greeting { until, .. } if now >= until => vec![Act::Fail],
             Phase::Resting { until } if now >= until => {
                 if std::mem::take(&mut self.keep_pipes) {
                     return vec![Act::Hello];
@@ -159,6 +167,7 @@ impl Liveness {
         let patience = if donated { HELLO_PATIENCE } else { PATIENCE };
         self.phase = Phase::Greeting {
             until: now + patience,
+            donated,
         };
         self.answer_by = None;
     }
@@ -203,7 +212,7 @@ impl Liveness {
     pub(super) fn held_back(&mut self, now: Duration) {
         let later = now + PATIENCE;
         self.answer_by = self.answer_by.map(|by| by.max(later));
-        if let Phase::Greeting { until } = &mut self.phase {
+        if let Phase::Greeting { until, .. } = &mut self.phase {
             *until = later.max(*until);
         }
     }
@@ -273,6 +282,20 @@ mod tests {
         live.greeting(ms(3000), false);
         live.opened(ms(3001));
         assert!(!live.is_unavailable());
+    }
+
+    #[test]
+    fn a_bridge_that_nobody_answers_has_failed() {
+        let mut live = Liveness::new(ms(0));
+        live.greeting(ms(0), false);
+        assert_eq!(live.due(ms(1999), true), []);
+        assert_eq!(live.due(ms(2000), true), [Act::Fail]);
+        live.failed(ms(2000));
+        assert_eq!(live.due(ms(2250), true), [Act::Wake, Act::Bridge]);
+        live.greeting(ms(2300), false);
+        assert_eq!(live.due(ms(4300), true), [Act::Fail]);
+        live.failed(ms(4300));
+        assert!(live.is_unavailable());
     }
 
     #[test]

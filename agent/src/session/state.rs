@@ -173,6 +173,7 @@ impl Default for Health {
         }
     }
 }
+
 /// The pauses of a sandbox: while it stands still nothing can be asked of its init, and the time of its commands does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pauses {

@@ -8,7 +8,7 @@ mod failure;
 mod outage;
 mod standalone;
 
-use cloche_crds::DesiredState;
+use cloche_crds::{ConditionReason, DesiredState};
 use cloche_proto::agent::v1alpha1::{LogRequest, SessionRequest, SessionResponse};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -20,8 +20,8 @@ pub(crate) use outage::Outage;
 pub(crate) use standalone::Standalone;
 
 use crate::error::Error;
-use crate::object::Object;
 use crate::object::usage::Usage;
+use crate::object::{Object, field};
 
 /// Requests of a session under way to the connection. Few: what is not sent yet is the session's to keep.
 const REQUESTS: usize = 4;
@@ -110,13 +110,25 @@ impl Backend {
         .map_err(|failure| failure.error(format!("make sandbox {}", manifest.name())))
     }
 
-    /// Says whether a sandbox is to run.
+    /// Says whether a sandbox is to run. One that stands still since nobody used it goes on by any change of its spec: where it is
+    /// to run already, that is written otherwise.
     pub(crate) async fn set_desired_state(
         &self,
         name: &str,
         desired: DesiredState,
     ) -> Result<(), Error> {
-        let lifecycle = json!({"spec": {"lifecycle": {"desiredState": desired}}});
+        let shown = self.get(name).await?;
+        let written = shown.word("/spec/lifecycle/desiredState");
+        let sleeps = shown
+            .condition("Ready")
+            .and_then(|ready| field(ready, "reason"))
+            .is_some_and(|reason| reason == ConditionReason::Idle.as_str());
+        let default = DesiredState::default();
+        let state = match written {
+            Some(_) if sleeps && desired == default => json!(null),
+            Some(_) | None => json!(desired),
+        };
+        let lifecycle = json!({"spec": {"lifecycle": {"desiredState": state}}});
         match self {
             Self::Standalone(agent) => agent.merge(name, &lifecycle).await,
             Self::Cluster(cluster) => cluster.merge(name, &lifecycle).await,

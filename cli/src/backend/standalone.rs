@@ -229,7 +229,7 @@ impl Standalone {
     }
 }
 
-/// A JSON merge patch that takes nothing away. Source: RFC 7396.
+/// A JSON merge patch. Source: RFC 7396.
 fn merge(into: &mut Value, patch: &Value) {
     match patch {
         Value::Object(fields) => {
@@ -237,7 +237,10 @@ fn merge(into: &mut Value, patch: &Value) {
                 *into = json!({});
             }
             for (name, value) in fields {
-                merge(&mut into[name], value);
+                match (value, into.as_object_mut()) {
+                    (Value::Null, Some(into)) => drop(into.remove(name)),
+                    _ => merge(&mut into[name], value),
+                }
             }
         }
         value => *into = value.clone(),

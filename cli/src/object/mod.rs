@@ -151,7 +151,7 @@ impl Object {
 }
 
 /// A string or number in an object, harmless to a terminal.
-fn field(value: &Value, name: &str) -> Option<String> {
+pub(crate) fn field(value: &Value, name: &str) -> Option<String> {
     text::scalar(value.get(name)?)
 }
 

@@ -149,6 +149,39 @@ async fn a_pause_keeps_all_and_is_over_in_a_moment() {
     .unwrap();
 }
 
+/// One that cannot be stopped at once is asked once only: it goes on when it is let go on.
+#[tokio::test]
+async fn a_pause_that_takes_long_is_asked_for_once() {
+    let folder = images().unwrap();
+    trial::run(options(&folder), async |agent| {
+        let spec = json!({"resources": {"limits": {"cpu": "100m", "memory": "256Mi"}}});
+        run(agent, "slow", spec).await?;
+        // Long calls in the sentry, with a tenth of a core: they end before the task can stop.
+        let open = Open {
+            command: Some(shell("while :; do head -c 100000000 /dev/urandom >/dev/null; done")),
+            ..Open::default()
+        };
+        let busy = Session::open(agent, "slow", open).await??;
+        let state = |desired: &str| {
+            json!({"resources": {"limits": {"cpu": "100m", "memory": "256Mi"}}, "lifecycle": {"desiredState": desired}})
+        };
+        for _ in 0..3 {
+            replace(agent, "slow", state("Paused")).await?;
+            sleep(Duration::from_millis(100)).await;
+            agent.kill().await?;
+            agent.restart().await?;
+            wait_paused(agent, "slow", "Paused").await?;
+            replace(agent, "slow", state("Running")).await?;
+            agent.wait_running("slow", LIMIT).await?;
+            ensure!(output(agent, "slow", "echo goes on").await? == "goes on");
+        }
+        drop(busy);
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
 #[tokio::test]
 async fn what_stands_still_is_told_to_end() {
     let folder = images().unwrap();
@@ -204,6 +237,12 @@ async fn what_nobody_uses_is_paused_until_somebody_does() {
             let begun = Instant::now();
             ensure!(output(agent, "sleeps", "echo awake").await? == "awake");
             println!("{round}: woken, and done after {:?}", begun.elapsed());
+            wait_paused(agent, "sleeps", "Idle").await?;
+        }
+        // Whoever may change it can have it go on, too, as often as they like.
+        for _ in 0..3 {
+            let resumed = agent.kubectl(&["resume", "sleeps"]).await?;
+            ensure!(resumed.status.success(), "{resumed:?}");
             wait_paused(agent, "sleeps", "Idle").await?;
         }
         // A client that is attached, but does nothing, uses it; the agent's end wakes nobody.

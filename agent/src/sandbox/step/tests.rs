@@ -288,8 +288,11 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::Died(fault(Reason::OOMKilled))),
         Just(Event::Tick),
         Just(Event::Delete),
-        Just(Event::Paused),
-        Just(Event::Resumed { at: now_at(5) }),
+        Just(Event::Paused { turn: 0 }),
+        Just(Event::Resumed {
+            turn: 1,
+            at: now_at(5)
+        }),
         Just(Event::Idle),
         Just(Event::Wake),
         Just(Event::Evict(fault(Reason::Evicted))),

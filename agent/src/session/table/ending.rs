@@ -248,10 +248,11 @@ pub(super) fn missing(ended: &Ended, tails: &Tails) -> bool {
     ended.stdout > stdout || ended.stderr > stderr
 }
 
-/// What a holder's exit means. A tree that the agent had to kill at its deadline, since the holder did not, timed out too.
-pub(super) fn outcome(exit: &Exit, timeout_ms: u64) -> Outcome {
-    let killed_late =
-        timeout_ms > 0 && exit.signal == nix::libc::SIGKILL && exit.duration_ms >= timeout_ms;
+/// What a holder's exit means. A tree that the agent had to kill at its deadline, since the holder did not, timed out too: by its own
+/// word, or, where another agent did it, by how long it ran.
+pub(super) fn outcome(exit: &Exit, timeout_ms: u64, killed_for_it: bool) -> Outcome {
+    let is_late = killed_for_it || (timeout_ms > 0 && exit.duration_ms >= timeout_ms);
+    let killed_late = is_late && exit.signal == nix::libc::SIGKILL;
     Outcome::Exited {
         code: exit.code,
         signal: exit.signal,

@@ -204,11 +204,11 @@ impl Table {
     }
 
     /// The sandbox was paused for so long until now: all that waits for time to pass waits so much longer.
-    pub(in crate::session) fn set_paused(&mut self, paused: Duration) {
+    pub(in crate::session) fn set_paused(&mut self, paused: Duration, now: Now) {
         let by = paused.saturating_sub(self.paused);
         self.paused = paused;
         for entry in self.entries.values_mut() {
-            entry.life.wait_longer(by);
+            entry.life.wait_longer(by, now.boot);
         }
         self.stale = true;
     }
@@ -282,7 +282,8 @@ impl Table {
         if let Some(exit) = &wire.exit {
             let ran = Duration::from_millis(exit.duration_ms);
             let at = began.map_or(now, |began| began.after(ran).min(now));
-            let outcome = outcome(exit, entry.record.spec.timeout_ms);
+            let timeout_ms = entry.record.spec.timeout_ms;
+            let outcome = outcome(exit, timeout_ms, entry.life.timed_out);
             self.end(id, outcome, at);
         }
         self.publish(id);
@@ -383,7 +384,12 @@ impl Table {
             .collect();
         for (id, due) in due {
             match due {
-                Due::Kill => self.kill(&id),
+                Due::Kill => {
+                    if let Some(entry) = self.entries.get_mut(&id) {
+                        entry.life.kill_due(now.boot);
+                    }
+                    self.kill(&id);
+                }
                 Due::Record => self.record_again(&id),
                 Due::Settle => self.settle(&id, now, storage_full),
                 Due::Collect => self.collect(&id),
