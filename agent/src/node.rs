@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::Streams;
 use crate::board::Board;
 use crate::cgroup::Cgroups;
+use crate::cluster::References;
 use crate::image::ImageStore;
 use crate::instance::Workshop;
 use crate::instance::pool::Pool;
@@ -43,6 +44,8 @@ pub struct Node {
     pub streams: Streams,
     /// What of an end must be known elsewhere before its record goes; nothing standalone.
     pub settled: Option<Settled>,
+    /// Who tells what sandboxes take from Secrets and `ConfigMap`s; nobody standalone.
+    pub references: Option<References>,
     /// What instances use.
     pub sampler: Sampler,
     /// What sandboxes may request.

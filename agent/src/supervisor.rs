@@ -286,6 +286,8 @@ impl Supervisor {
             boot_id: self.node.boot_id.clone(),
             bound: now,
             paused: Duration::ZERO,
+            values: None,
+            lacks: None,
             image: None,
             state,
             deleted: false,

@@ -111,6 +111,7 @@ pub(crate) fn sandbox(
             Some((name, value)) if !name.is_empty() => Ok(EnvVar {
                 name: name.to_owned(),
                 value: Some(value.to_owned()),
+                value_from: None,
             }),
             Some(_) | None => Err(Error::Usage(format!("--env {text}: write NAME=VALUE"))),
         })

@@ -21,12 +21,15 @@ pub const FINALIZER: &str = "cloche.dev/teardown";
 pub const AGENT_SIGNER: &str = "cloche.dev/agent";
 /// Signer of the certificates of gateways.
 pub const GATEWAY_SIGNER: &str = "cloche.dev/gateway";
+/// Signer of the certificates of operators: they sign their own by it, as those of the others.
+pub const OPERATOR_SIGNER: &str = "cloche.dev/operator";
 
 /// Who tells an event (`reportingController`), where an agent does.
 pub const AGENT_CONTROLLER: &str = "cloche.dev/agent";
 /// Where the operator does.
 pub const OPERATOR_CONTROLLER: &str = "cloche.dev/operator";
-
+/// Service account of the operators, in the namespace where Cloche is installed.
+pub const OPERATOR_ACCOUNT: &str = "cloche-operator";
 /// Service account of the agents, in the namespace where Cloche is installed.
 pub const AGENT_ACCOUNT: &str = "cloche-agent";
 /// Service account of the gateways.
@@ -38,6 +41,16 @@ pub const GATEWAY_SERVICE: &str = "cloche-gateway";
 /// The name by which the apiserver asks for the gateways' certificate, where Cloche is installed in `namespace`.
 pub fn gateway_host(namespace: &str) -> String {
     format!("{GATEWAY_SERVICE}.{namespace}.svc")
+}
+
+/// Service of the operators, in the namespace where Cloche is installed: agents ask there, at [`OPERATOR_PORT`].
+pub const OPERATOR_SERVICE: &str = "cloche-operator";
+/// The port of [`OPERATOR_SERVICE`].
+pub const OPERATOR_PORT: u16 = 7444;
+
+/// Where agents ask the operators, where Cloche is installed in `namespace`.
+pub fn operator_address(namespace: &str) -> String {
+    format!("{OPERATOR_SERVICE}.{namespace}.svc:{OPERATOR_PORT}")
 }
 
 /// The namespace where Cloche is installed, if nobody says otherwise. The Leases of the agents are there, each named as its node.

@@ -87,6 +87,8 @@ pub enum ConditionReason {
     Unpacking,
     /// ImageReady=True: on the node, by the digest in `status.imageDigest`.
     Present,
+    /// Ready=False: it takes from Secrets or `ConfigMap`s what cannot be had for now, and waits; the message says what and why.
+    WaitingForReferences,
     /// Ready=False: its instance is being made or claimed.
     Starting,
     /// Ready=True.
@@ -130,6 +132,7 @@ impl ConditionReason {
             Self::Pulling => "Pulling",
             Self::Unpacking => "Unpacking",
             Self::Present => "Present",
+            Self::WaitingForReferences => "WaitingForReferences",
             Self::Starting => "Starting",
             Self::Running => "Running",
             Self::Paused => "Paused",

@@ -9,17 +9,18 @@
 //! removing the field and putting it back. Rules at the root only compare: one that a stored object could break would also refuse
 //! its status and the removal of its finalizer.
 
+mod environment;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
 use crate::condition::MAX_MESSAGE;
 use crate::limits::{
-    ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_DISK, DEFAULT_MEMORY, ENV, ENV_NAME,
-    ENV_VALUE, LABEL, LABEL_PREFIX, LEAST_CPU_LIMIT, LEAST_DISK_LIMIT, LEAST_MEMORY_LIMIT,
-    MOST_CPU, MOST_DISK, MOST_GRACE_SECONDS, MOST_ID, MOST_MEMORY, MOST_PIDS,
-    MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR, PATH, SUPPLEMENTAL_GROUPS,
-    TOLERATIONS, WRITABLE_PATHS,
+    ARGUMENT_CHARACTERS, ARGUMENTS, DEFAULT_CPU, DEFAULT_DISK, DEFAULT_MEMORY, LABEL, LABEL_PREFIX,
+    LEAST_CPU_LIMIT, LEAST_DISK_LIMIT, LEAST_MEMORY_LIMIT, MOST_CPU, MOST_DISK, MOST_GRACE_SECONDS,
+    MOST_ID, MOST_MEMORY, MOST_PIDS, MOST_START_TIMEOUT_SECONDS, MOST_TTL_SECONDS, NODE_SELECTOR,
+    PATH, SUPPLEMENTAL_GROUPS, TOLERATIONS, WRITABLE_PATHS,
 };
 use crate::node::SandboxNode;
 use crate::sandbox::{Capability, Sandbox};
@@ -124,6 +125,7 @@ fn bounds() -> Vec<(&'static str, Value)> {
     let mut all = vec![("", json!({"x-kubernetes-validations": transitions()}))];
     all.extend(spec());
     all.extend(lifecycle());
+    all.extend(environment::bounds());
     all.extend(security());
     all.extend(placement());
     all.extend(status());
@@ -151,22 +153,6 @@ fn spec() -> Vec<(&'static str, Value)> {
         ("spec.command[]", argument.clone()),
         ("spec.args", arguments),
         ("spec.args[]", argument),
-        (
-            "spec.env",
-            json!({
-                "maxItems": ENV,
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            }),
-        ),
-        (
-            "spec.env[].name",
-            json!({"maxLength": ENV_NAME, "pattern": "^[-._a-zA-Z][-._a-zA-Z0-9]*$"}),
-        ),
-        (
-            "spec.env[].value",
-            json!({"maxLength": ENV_VALUE, "pattern": r"^[^\x00]*$"}),
-        ),
         ("spec.workingDir", path),
         ("spec.shell", shell),
         (
@@ -287,8 +273,7 @@ const LABEL_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 
 /// Labels and taints as Kubernetes has them.
 fn placement() -> Vec<(&'static str, Value)> {
-    let part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
-    let key = format!(r"^({part}(\.{part})*/)?{LABEL_NAME}$");
+    let key = format!("^({}/)?{LABEL_NAME}$", environment::SUBDOMAIN);
     let value = json!({"maxLength": LABEL, "pattern": format!("^({LABEL_NAME})?$")});
     vec![
         (

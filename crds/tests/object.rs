@@ -25,7 +25,11 @@ spec:
   imagePullPolicy: Never
   command: [python3, -c]
   args: ['print(1)']
-  env: [{name: A, value: b}, {name: EMPTY}]
+  env:
+    - {name: A, value: b}
+    - {name: EMPTY}
+    - {name: PASSWORD, valueFrom: {secretKeyRef: {name: db, key: password}}}
+    - {name: LEVEL, valueFrom: {configMapKeyRef: {name: settings, key: level, optional: true}}}
   workingDir: /work
   shell: /bin/bash
   hostname: other

@@ -47,12 +47,12 @@ YAML
   } | kubectl apply --server-side --force-conflicts --filename - >/dev/null
   account cloche-operator operator
   account cloche-gateway gateway
-  start operator "$programs/cloche-operator" --kubeconfig "$place/operator"
+  start operator "$programs/cloche-operator" --kubeconfig "$place/operator" --listen "$RIG_NET.0.1:6445"
   start gateway "$programs/cloche-gateway" --kubeconfig "$place/gateway" --listen "$RIG_NET.0.1:6444"
   for ((i = 1; i <= $(<"$RIG_RUN/nodes"); i++)); do
     account cloche-agent "node$i" --bound-object-kind Pod --bound-object-name "cloche-agent-node$i"
     start "agent$i" "$programs/cloche-agent" node --node-name "node$i" --reservation app=cloche-reservation --kubeconfig "$place/node$i" \
-      --listen "$RIG_NET.0.1:$((7443 + i))" --state "$place/state$i" --run "/run/cloche-rig-$RIG_ID-$i" --cgroup-parent "rig$RIG_ID-cloche$i" \
+      --operator "$RIG_NET.0.1:6445" --listen "$RIG_NET.0.1:$((7443 + i))" --state "$place/state$i" --run "/run/cloche-rig-$RIG_ID-$i" --cgroup-parent "rig$RIG_ID-cloche$i" \
       --runsc "$artifacts/runsc" --init "$artifacts/cloche-init" --images "$artifacts/images" --memory-budget 4Gi
   done
 }

@@ -1,7 +1,6 @@
 //! The way to the agents: one connection per node, kept, over mTLS.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,15 +10,11 @@ use cloche_proto::SESSION_MESSAGE;
 use cloche_proto::agent::v1alpha1::agent_client::AgentClient;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
-use hyper_util::rt::TokioIo;
-use rustls_pki_types::{CertificateDer, ServerName};
-use tokio::net::TcpStream;
+use rustls_pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tokio_rustls::TlsConnector;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
-use tower::service_fn;
 
 use crate::access::Apiserver;
 use crate::place;
@@ -187,42 +182,22 @@ async fn connect(
     })
 }
 
-/// Connects once. The error is in words: of a failure that rustls or tonic wraps, the innermost is what matters.
+/// Connects once. The error is in words.
 async fn reach(
     credentials: &Credentials,
     node: &str,
     endpoint: SocketAddr,
 ) -> Result<Channel, String> {
     let identity = Identity::agent(node).ok_or("that is no name of a node")?;
-    let name = ServerName::try_from(identity.server_name()).map_err(|error| error.to_string())?;
-    let tls = credentials
-        .client(identity)
-        .map_err(|error| error.to_string())?;
-    let stream = TcpStream::connect(endpoint)
-        .await
-        .map_err(|error| error.to_string())?;
-    // Small messages go both ways all the time: each would wait for the acknowledgement of the one before.
-    stream
-        .set_nodelay(true)
-        .map_err(|error| error.to_string())?;
-    let stream = TlsConnector::from(Arc::new(tls))
-        .connect(name, stream)
-        .await
-        .map_err(|error| error.to_string())?;
-    let mut stream = Some(TokioIo::new(stream));
-    Endpoint::from_static("http://agent.cloche.internal")
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOWS)
-        .http2_keep_alive_interval(ALIVE)
-        .keep_alive_timeout(ALIVE)
-        .keep_alive_while_idle(true)
-        .connect_with_connector(service_fn(move |_| {
-            let stream = stream.take();
-            // Asked a second time: tonic would connect anew by itself, to where the agent may be no more.
-            async move { stream.ok_or_else(|| io::Error::other("it closed the connection")) }
-        }))
-        .await
-        .map_err(|error| error.to_string())
+    cloche_identity::connect(credentials, identity, endpoint, |endpoint| {
+        endpoint
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOWS)
+            .http2_keep_alive_interval(ALIVE)
+            .keep_alive_timeout(ALIVE)
+            .keep_alive_while_idle(true)
+    })
+    .await
 }
 
 fn unavailable(message: &str) -> Refusal {

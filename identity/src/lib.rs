@@ -9,8 +9,14 @@
 //! URI; both ends of a connection check them. A certificate of an agent therefore serves neither as a gateway's nor for another node,
 //! though both are of one CA.
 //!
+//! Servers [`accept`] by them, clients [`connect`].
+//!
 //! A part may keep its key and certificate in a [`Store`], on its own machine: started again, it serves at once, also while nobody signs.
 
+mod accept;
+#[cfg(test)]
+mod ca;
+mod connect;
 mod credentials;
 mod name;
 mod renewal;
@@ -18,6 +24,8 @@ mod request;
 mod store;
 mod tls;
 
+pub use accept::{Peer, accept};
+pub use connect::connect;
 pub use credentials::{Credentials, CredentialsError};
 pub use name::{Identity, NameError};
 pub use renewal::keep;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cloche_crds::cluster::{AGENT_SIGNER, GATEWAY_SIGNER, gateway_host};
+use cloche_crds::cluster::{AGENT_SIGNER, GATEWAY_SIGNER, OPERATOR_SIGNER, gateway_host};
 
 /// Before the role. The scheme and form of SPIFFE identifiers, with the API group as the trust domain.
 const PREFIX: &str = "spiffe://cloche.dev/";
@@ -20,6 +20,8 @@ pub enum Identity {
     },
     /// A gateway. All of its replicas are one.
     Gateway,
+    /// An operator. All of its replicas are one.
+    Operator,
 }
 
 /// Why a URI names no part of Cloche.
@@ -48,6 +50,7 @@ impl Identity {
         match self {
             Self::Agent { .. } => AGENT_SIGNER,
             Self::Gateway => GATEWAY_SIGNER,
+            Self::Operator => OPERATOR_SIGNER,
         }
     }
 
@@ -57,6 +60,7 @@ impl Identity {
         match self {
             Self::Agent { .. } => "agent.cloche.internal",
             Self::Gateway => "gateway.cloche.internal",
+            Self::Operator => "operator.cloche.internal",
         }
     }
 
@@ -64,7 +68,7 @@ impl Identity {
     /// beside [`Self::server_name`].
     pub fn host(&self, namespace: &str) -> Option<String> {
         match self {
-            Self::Agent { .. } => None,
+            Self::Agent { .. } | Self::Operator => None,
             Self::Gateway => Some(gateway_host(namespace)),
         }
     }
@@ -75,6 +79,7 @@ impl fmt::Display for Identity {
         match self {
             Self::Agent { node } => write!(formatter, "{PREFIX}agent/{node}"),
             Self::Gateway => write!(formatter, "{PREFIX}gateway"),
+            Self::Operator => write!(formatter, "{PREFIX}operator"),
         }
     }
 }
@@ -85,6 +90,7 @@ impl FromStr for Identity {
     fn from_str(uri: &str) -> Result<Self, NameError> {
         let identity = match uri.strip_prefix(PREFIX) {
             Some("gateway") => Some(Self::Gateway),
+            Some("operator") => Some(Self::Operator),
             Some(path) => path.strip_prefix("agent/").and_then(Self::agent),
             None => None,
         };
@@ -100,6 +106,7 @@ mod tests {
     fn names_come_back_as_they_were() {
         for identity in [
             Identity::Gateway,
+            Identity::Operator,
             Identity::agent("node-1").unwrap(),
             Identity::agent("ip-10-0-0-1.eu.compute.internal").unwrap(),
         ] {
@@ -115,6 +122,7 @@ mod tests {
             "spiffe://cloche.dev/",
             "spiffe://cloche.dev/gateway/",
             "spiffe://cloche.dev/gateway/x",
+            "spiffe://cloche.dev/operator/x",
             "spiffe://cloche.dev/agent",
             "spiffe://cloche.dev/agent/",
             "spiffe://cloche.dev/agent/a/b",

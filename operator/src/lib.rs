@@ -1,4 +1,5 @@
-//! The operator: binds sandboxes to nodes, judges nodes, releases what no agent can, and signs the certificates of agents and gateways.
+//! The operator: binds sandboxes to nodes, judges nodes, releases what no agent can, signs certificates, and tells agents what their
+//! sandboxes take from Secrets and `ConfigMap`s.
 //!
 //! ```text
 //!   watches: Sandboxes, Nodes, SandboxNodes, Leases        lease: which replica acts
@@ -15,6 +16,8 @@
 //! | watch | the watches | the apiserver | events, over a bounded channel that holds the watches up when full |
 //! | controller | the core: all that is known | events, outcomes, time | jobs, at most 64 at a time, one per object |
 //! | signer | the CA's key | certificate requests | certificates, or why not |
+//! | references | nothing | questions of agents, over mTLS | what their sandboxes take from Secrets and `ConfigMap`s |
+//! | certificate | the operator's own certificate | the signer's answers | credentials for references |
 //! | work (one per job) | nothing | a job | writes, each with a test of the UID; its outcome |
 //!
 //! **Restart contract.** Nothing is kept but what stands in objects. A `kill -9` at any instruction leaves at most a job half done: the
@@ -34,6 +37,7 @@ pub mod lenient;
 pub mod loss;
 pub mod options;
 pub mod patch;
+pub mod references;
 pub mod run;
 pub mod schedule;
 pub mod signer;

@@ -21,6 +21,9 @@ pub struct Options {
     /// Where to serve /healthz and /readyz over HTTP; default: nowhere
     #[arg(long, value_name = "ADDRESS")]
     pub health: Option<SocketAddr>,
+    /// Where agents ask, by mTLS, for what their sandboxes take from Secrets and config maps; default: nowhere
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
     /// What to do instead
     #[command(subcommand)]
     pub command: Option<Command>,

@@ -1,7 +1,10 @@
 //! Puts the parts together; from the start to the stop.
 
+use std::net::SocketAddr;
+
 use anyhow::{Context as _, Result, bail};
 use cloche_crds::cluster::SILENCE;
+use cloche_identity::{Applicant, Identity};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::net::TcpListener;
@@ -13,6 +16,7 @@ use crate::controller::{self, MOST_EVENTS};
 use crate::health;
 use crate::lease::{self, Holder, Standing};
 use crate::options::{Command, Options};
+use crate::references;
 use crate::signer;
 use crate::uninstall;
 use crate::watch;
@@ -43,6 +47,12 @@ pub async fn run(options: Options) -> Result<()> {
             None => std::future::pending().await,
         }
     };
+    let answers = async {
+        match options.listen {
+            Some(address) => answer(address, client.clone(), options.namespace.clone()).await,
+            None => std::future::pending().await,
+        }
+    };
     let (events, taken) = mpsc::channel(MOST_EVENTS);
     let holder = Holder {
         client: client.clone(),
@@ -67,6 +77,7 @@ pub async fn run(options: Options) -> Result<()> {
         }
         () = watch::follow_all(&client, &options.namespace, &events) => bail!("a watch ended"),
         served = health => return served,
+        answered = answers => return answered,
         () = signer => bail!("the signer ended"),
         _ = ended.recv() => {}
         _ = interrupted.recv() => {}
@@ -75,6 +86,24 @@ pub async fn run(options: Options) -> Result<()> {
     lease::hold(&holder, &standing, &stop).await?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Answers agents, as long as it goes well.
+async fn answer(address: SocketAddr, client: Client, namespace: String) -> Result<()> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("listen for agents at {address}"))?;
+    let (certificate, credentials) = channel::channel(None);
+    let applicant = Applicant {
+        client: client.clone(),
+        identity: Identity::Operator,
+        namespace: namespace.clone(),
+    };
+    tokio::select! {
+        () = cloche_identity::keep(applicant, None, certificate) => bail!("the renewal of certificates ended"),
+        served = references::serve(listener, client, namespace, credentials) => served.context("answer agents")?,
+    }
+    bail!("agents are not answered any more")
 }
 
 async fn connect(options: &Options) -> Result<Client> {

@@ -25,7 +25,13 @@ const OUTPUTS: [Output; 2] = [
 ];
 
 const PROTO_SOURCES: &str = "proto/proto";
-const PROTO_FILE: &str = "cloche/agent/v1alpha1/agent.proto";
+const PROTO_FILES: [&str; 2] = [
+    "cloche/agent/v1alpha1/agent.proto",
+    "cloche/operator/v1alpha1/operator.proto",
+];
+
+/// What carries secrets shows none: its `Debug` is written by hand.
+const SECRET_MESSAGES: [&str; 1] = ["cloche.operator.v1alpha1.Variable"];
 
 /// Writes all generated files.
 pub(crate) fn write(workspace: &Workspace) -> Result<()> {
@@ -74,13 +80,14 @@ fn crds(_: &Workspace, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The gRPC code of the agent's API.
+/// The gRPC code of the agent's API and of the operator's.
 fn proto(workspace: &Workspace, out: &Path) -> Result<()> {
     let include = workspace.root().join(PROTO_SOURCES);
-    let files = protox::compile([include.join(PROTO_FILE)], [&include])
-        .with_context(|| format!("compile {PROTO_FILE}"))?;
+    let files = protox::compile(PROTO_FILES.map(|file| include.join(file)), [&include])
+        .with_context(|| format!("compile {}", PROTO_FILES.join(", ")))?;
     tonic_prost_build::configure()
         .out_dir(out)
+        .skip_debug(SECRET_MESSAGES)
         .compile_fds(files)
         .with_context(|| format!("generate gRPC code in {}", out.display()))
 }

@@ -1,40 +1,18 @@
 //! The same API over mTLS, for gateways: nobody else gets as far as a request.
-//!
-//! ```text
-//!   socket ──► handshake, in a task of its own ──► HTTP/2
-//!                 ▲
-//!            the newest certificate
-//! ```
-//!
-//! While there is no certificate nothing is accepted: who comes waits in the kernel's queue. A certificate that takes the place of
-//! another is used from the next handshake on.
 
-use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cloche_identity::{Credentials, Identity};
 use cloche_proto::agent::v1alpha1::agent_server::AgentServer;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::Connected;
 
 use super::{ApiError, Service};
 use crate::node::Node;
 
-/// Handshakes at one time. Anybody can begin one.
-const HANDSHAKES: usize = 256;
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Pause after a connection could not be accepted, as where the process has no descriptor left.
-const RETRY: Duration = Duration::from_millis(200);
 /// Requests and sessions of one connection at one time: more than there may be sessions, so that one too many is told so and does not
 /// wait.
 const STREAMS: u32 = 2048;
@@ -77,127 +55,14 @@ pub async fn serve(
         );
     tokio::select! {
         // Accepts for ever, or until the server has ended.
-        () = accept(listener, credentials, connections) => Ok(()),
+        () = cloche_identity::accept(listener, credentials, is_gateway, connections) => Ok(()),
         ended = server => ended.map_err(ApiError::Serve),
-    }
-}
-
-/// A connection of a gateway.
-struct Peer(TlsStream<TcpStream>);
-
-async fn accept(
-    listener: TcpListener,
-    mut credentials: watch::Receiver<Option<Credentials>>,
-    connections: mpsc::Sender<io::Result<Peer>>,
-) {
-    let room = Arc::new(Semaphore::new(HANDSHAKES));
-    let mut acceptor = None;
-    loop {
-        if acceptor.is_none() {
-            // Nobody may be accepted yet.
-            if credentials.wait_for(Option::is_some).await.is_err() {
-                return std::future::pending().await;
-            }
-            acceptor = newest(&mut credentials);
-            if acceptor.is_none() {
-                // Of no use; the next one may be.
-                if credentials.changed().await.is_err() {
-                    return std::future::pending().await;
-                }
-                continue;
-            }
-        }
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-            return;
-        };
-        let (stream, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(RETRY).await;
-                continue;
-            }
-        };
-        if credentials.has_changed().unwrap_or(false) {
-            acceptor = newest(&mut credentials).or(acceptor);
-        }
-        let Some(acceptor) = acceptor.clone() else {
-            continue;
-        };
-        let connections = connections.clone();
-        tokio::spawn(async move {
-            match tokio::time::timeout(HANDSHAKE, shake(&acceptor, stream)).await {
-                // Where nobody takes it, the agent stops.
-                Ok(Ok(peer)) => drop(connections.send(Ok(peer)).await),
-                Ok(Err(error)) => tracing::debug!(%from, %error, "refused a connection"),
-                Err(_) => tracing::debug!(%from, "a handshake took too long"),
-            }
-            drop(permit);
-        });
-    }
-}
-
-async fn shake(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<Peer> {
-    // Keys of a terminal must not wait for more.
-    stream.set_nodelay(true)?;
-    acceptor.accept(stream).await.map(Peer)
-}
-
-/// By the certificate that is the newest now, where it can be used.
-fn newest(credentials: &mut watch::Receiver<Option<Credentials>>) -> Option<TlsAcceptor> {
-    let credentials = credentials.borrow_and_update();
-    match credentials.as_ref()?.server(is_gateway) {
-        Ok(config) => Some(TlsAcceptor::from(Arc::new(config))),
-        Err(error) => {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "cannot serve by this certificate"
-            );
-            None
-        }
     }
 }
 
 fn is_gateway(peer: &Identity) -> bool {
     match peer {
         Identity::Gateway => true,
-        Identity::Agent { .. } => false,
+        Identity::Agent { .. } | Identity::Operator => false,
     }
 }
-
-impl Connected for Peer {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for Peer {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Peer {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -22,6 +22,7 @@ mod own_node;
 mod patch;
 mod patience;
 mod presence;
+mod references;
 mod seen;
 mod status;
 
@@ -30,7 +31,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use cloche_crds::cluster::NAMESPACE;
+use cloche_crds::cluster::{NAMESPACE, operator_address};
 use cloche_identity::{Applicant, Identity, Store};
 use kube::runtime::watcher;
 use kube::runtime::watcher::Event;
@@ -40,7 +41,9 @@ use self::clerk::{Clerk, Desk};
 use self::objects::ClusterObjects;
 use self::own_node::OwnNode;
 use self::patience::patient;
+pub(crate) use self::patience::pause;
 use self::presence::{Announcer, Heart, Reservation, Standing, Terms};
+pub use self::references::References;
 use crate::api;
 use crate::image::architecture;
 use crate::settled::Settle;
@@ -61,6 +64,9 @@ pub struct Options {
     /// The address of this machine that gateways are told of [default: the Node's internal one]
     #[arg(long)]
     pub advertise_address: Option<IpAddr>,
+    /// Where the operator is asked for what sandboxes take from Secrets and config maps, by mTLS [default: its Service, by the cluster's DNS]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub operator: Option<String>,
     /// Offer the budget only while a pod with these labels (KEY=VALUE,...), in the namespace of Cloche, is Running on the node [default:
     /// always]
     #[arg(long, value_name = "LABELS")]
@@ -81,9 +87,14 @@ pub async fn run(options: Options) -> Result<()> {
     let own_node = OwnNode::open(&options.node.state, &options.node_name)?;
     let client = client::client(options.kubeconfig.as_deref()).await?;
     let settle = Settle::default();
+    let credentials = watch::Sender::new(None);
+    let operator = options
+        .operator
+        .unwrap_or_else(|| operator_address(&options.namespace));
     let regime = Regime::Cluster {
         node: options.node_name.clone(),
         settled: settle.settled(),
+        references: References::new(operator, credentials.subscribe()),
     };
     let Prepared {
         node,
@@ -101,7 +112,6 @@ pub async fn run(options: Options) -> Result<()> {
         runtime: node.runtime.clone(),
         architecture: architecture(),
     };
-    let credentials = watch::Sender::new(None);
     let reserved = watch::Sender::new(options.reservation.is_none());
     let standing = Standing {
         credentials: credentials.subscribe(),

@@ -12,7 +12,7 @@ const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// The pause after so many failures in a row, this one not counted.
-pub(super) fn pause(failures: u32) -> Duration {
+pub(crate) fn pause(failures: u32) -> Duration {
     let doubled = FIRST.saturating_mul(1 << failures.min(16));
     doubled.min(LONGEST).mul_f64(0.5 + unique::fraction() / 2.0)
 }

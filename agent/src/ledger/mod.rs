@@ -14,9 +14,10 @@
 pub(crate) mod golden;
 mod record;
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::marker::PhantomData;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub use record::{Outlasts, Record, RecordError};
@@ -244,10 +245,20 @@ fn make_private(dir: &Path) -> io::Result<()> {
         .create(dir)
 }
 
+/// An empty file for its owner alone, as records may hold secrets; their folders are private too.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
 fn replace(folder: &Path, bytes: &[u8], outlasts: Outlasts) -> io::Result<()> {
     make_private(folder)?;
     let temporary = folder.join(TEMPORARY);
-    let mut file = File::create(&temporary)?;
+    let mut file = create_private(&temporary)?;
     file.write_all(bytes)?;
     if outlasts != Outlasts::Agent {
         // Or the rename could reach the disk before the content.

@@ -7,6 +7,7 @@ use cloche_crds::sandbox::Capability;
 use cloche_proto::frame::{ReadOnlyRoot, Rlimit, SessionSpec, TerminalSize};
 
 use super::record::{ImageUse, SandboxRecord};
+use super::values::Values;
 
 /// PATH where neither image nor spec has one.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -238,11 +239,11 @@ fn environment(record: &SandboxRecord, image: &ImageUse, request: &[Vec<u8>]) ->
         .env
         .iter()
         .map(|entry| entry.clone().into_bytes());
-    let from_spec = record
-        .spec
-        .env
-        .iter()
-        .map(|entry| format!("{}={}", entry.name, entry.value).into_bytes());
+    let own = record.spec.env.iter();
+    let own = own.map(|entry| (entry.name.as_str(), entry.value.as_str()));
+    let from_spec = own
+        .chain(record.values.iter().flat_map(Values::iter))
+        .map(|(name, value)| format!("{name}={value}").into_bytes());
     let mut merged: Vec<Vec<u8>> = Vec::new();
     for entry in path
         .chain(from_image)

@@ -177,6 +177,7 @@ impl Hands for NodeHands {
 
 impl Shared {
     async fn pull(self, record: SandboxRecord, events: mpsc::Sender<Event>) {
+        self.take_values(&record, &events).await;
         let (progress, seen) = watch::channel(Progress::default());
         let outcome = tokio::select! {
             outcome = self.node.images.ensure(&record.spec.image, record.spec.pull_policy, &progress) => outcome,

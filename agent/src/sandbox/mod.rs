@@ -21,12 +21,16 @@ mod holding;
 mod idle;
 mod pace;
 mod record;
+mod references;
 mod start;
 mod step;
+mod values;
 pub mod view;
 
 pub use idle::{Activity, Use};
 pub use record::{
-    Cause, ImageUse, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
+    Cause, ImageUse, Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State, Termination,
+    Usage,
 };
 pub use step::{Action, Event, deadline, step};
+pub use values::Values;

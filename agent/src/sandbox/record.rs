@@ -6,6 +6,7 @@ use cloche_crds::{Effective, FailureDomain, Reason, Sandbox};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::values::Values;
 use crate::clock::Now;
 use crate::image::{Digest, ImageConfig};
 use crate::ledger::{Outlasts, Record};
@@ -36,6 +37,12 @@ pub struct SandboxRecord {
     /// How long it was paused, in all, before it runs as it does now.
     #[serde(default, skip_serializing_if = "Duration::is_zero")]
     pub paused: Duration,
+    /// What its environment takes from Secrets and `ConfigMap`s, from when it was had to its end: every command of it gets the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<Values>,
+    /// What it waits for before anything else, while it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lacks: Option<Lack>,
     /// The image, once it is on the node. It stays pinned until the sandbox is gone.
     pub image: Option<ImageUse>,
     /// Where it stands.
@@ -62,6 +69,23 @@ impl Record for SandboxRecord {
             | State::Ended { .. } => Outlasts::PowerCut,
         }
     }
+}
+
+/// Something that a sandbox cannot start without, and that cannot be had for now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lack {
+    /// What for.
+    pub what: Lacking,
+    /// Why it cannot be had, and what is missing: for a person.
+    pub why: String,
+}
+
+/// What a lacking thing is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lacking {
+    /// The environment: keys of Secrets and `ConfigMap`s.
+    Environment,
 }
 
 /// The image that a sandbox runs.

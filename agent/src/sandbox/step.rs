@@ -10,8 +10,9 @@ use cloche_crds::{
 };
 
 use super::record::{
-    Cause, ImageUse, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
+    Cause, ImageUse, Lack, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
 };
+use super::values::Values;
 use crate::clock::Now;
 
 /// Something that happened.
@@ -19,6 +20,10 @@ use crate::clock::Now;
 pub enum Event {
     /// The driver begins, with a new record or one that recovery has decided.
     Begin,
+    /// It waits for this before its image is asked for; or not any more.
+    Lacks(Option<Lack>),
+    /// What its environment takes from elsewhere is here.
+    Valued(Values),
     /// The image is here, or cannot be had.
     Image(Result<ImageUse, Cause>),
     /// An instance (by id) is ours, or none can be had.
@@ -97,6 +102,8 @@ impl Event {
             | Self::Died(_)
             | Self::Unreachable => true,
             Self::Begin
+            | Self::Lacks(_)
+            | Self::Valued(_)
             | Self::Image(_)
             | Self::Claimed(_)
             | Self::Prepared(_)
@@ -116,7 +123,8 @@ impl Event {
 /// Something to be done. Each comes back as the event that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Fetch the image and pin it: [`Event::Image`].
+    /// Have what the environment takes from elsewhere ([`Event::Lacks`], [`Event::Valued`]), then fetch the image and pin it:
+    /// [`Event::Image`].
     Pull,
     /// Get an instance: [`Event::Claimed`].
     Claim,
@@ -146,6 +154,18 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
     let mut next = record.clone();
     let actions = match event {
         Event::Begin => begin(&next),
+        Event::Lacks(lack) => {
+            if next.state == State::Bound {
+                next.lacks = lack;
+            }
+            Vec::new()
+        }
+        Event::Valued(values) => {
+            if next.state == State::Bound {
+                (next.values, next.lacks) = (Some(values), None);
+            }
+            Vec::new()
+        }
         Event::Image(outcome) => on_image(&mut next, outcome, now),
         Event::Claimed(outcome) => on_claimed(&mut next, outcome, now),
         Event::Prepared(outcome) => on_prepared(&mut next, outcome, now),
@@ -425,10 +445,13 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     }
     match &record.state {
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
-            let waiting_for = match record.state {
-                State::Bound if record.image.is_none() => "its image was still being pulled",
-                State::Bound => "it was waiting for an instance",
-                _ => "its command was being started",
+            let waiting_for = match (&record.state, &record.lacks) {
+                (State::Bound, Some(lack)) => format!("it was waiting: {}", lack.why),
+                (State::Bound, None) if record.image.is_none() => {
+                    "its image was still being pulled".to_owned()
+                }
+                (State::Bound, None) => "it was waiting for an instance".to_owned(),
+                _ => "its command was being started".to_owned(),
             };
             let seconds = record.spec.start_timeout.as_secs();
             let message = format!(
@@ -547,6 +570,8 @@ fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
         instance: record.state.instance().map(str::to_owned),
         termination,
     };
+    // Secrets are kept no longer than they are of use.
+    (record.values, record.lacks) = (None, None);
     vec![Action::TearDown]
 }
 

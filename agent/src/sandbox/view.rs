@@ -215,9 +215,14 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
     lines.push((ConditionType::ImageReady, status, reason, message));
 
     let (status, reason, message) = match &record.state {
-        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
-            (False, ConditionReason::Starting, String::new())
-        }
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => match &record.lacks {
+            Some(lack) => (
+                False,
+                ConditionReason::WaitingForReferences,
+                lack.why.clone(),
+            ),
+            None => (False, ConditionReason::Starting, String::new()),
+        },
         State::Running {
             pause: Some(pause), ..
         } => paused(record, pause, beside),

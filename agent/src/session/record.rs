@@ -20,6 +20,7 @@ use super::identity::CommandId;
 use super::request::Fingerprint;
 use super::state::Ended;
 use crate::clock::Now;
+use crate::ledger::create_private;
 
 pub(super) const FILE: &str = "record.json";
 const TEMPORARY: &str = "record.json.new";
@@ -183,6 +184,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Stores an encoded record in `directory`, made where it is missing: seen whole or not at all. Blocking, some 0.1 ms.
 pub(super) fn store(directory: &Path, bytes: &[u8]) -> Result<(), RecordError> {
+    use std::io::Write;
     use std::os::unix::fs::DirBuilderExt;
     let path = directory.join(FILE);
     let put = || {
@@ -191,7 +193,7 @@ pub(super) fn store(directory: &Path, bytes: &[u8]) -> Result<(), RecordError> {
             Err(_) | Ok(()) => {}
         }
         let temporary = directory.join(TEMPORARY);
-        fs::write(&temporary, bytes)?;
+        create_private(&temporary)?.write_all(bytes)?;
         fs::rename(&temporary, &path)
     };
     put().map_err(|source| RecordError::File {

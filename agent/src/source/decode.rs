@@ -93,7 +93,11 @@ fn of_a_cluster(spec: &SandboxSpec) -> Vec<Violation> {
     let lifecycle = spec.lifecycle.as_ref();
     let one_node = "standalone has one node, this one: leave it out";
     let own_folder = "standalone deletes no manifests: leave it out";
+    let no_objects = "standalone has no Secrets and ConfigMaps: write value, and keep the manifest readable by its owner alone";
+    let env = spec.env.iter().flatten();
+    let mut from_objects = env.filter(|variable| variable.value_from.is_some());
     [
+        ("spec.env", from_objects.next().is_some(), no_objects),
         (
             "spec.nodeSelector",
             spec.node_selector.iter().flatten().next().is_some(),
@@ -261,6 +265,13 @@ mod tests {
             (
                 &GOOD.replace("image: python", "image: python, nodeSelector: {disk: ssd}"),
                 "spec.nodeSelector: standalone has one node",
+            ),
+            (
+                &GOOD.replace(
+                    "image: python",
+                    "image: python, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]",
+                ),
+                "spec.env: standalone has no Secrets",
             ),
             (
                 &GOOD.replace(

@@ -16,6 +16,7 @@ use super::{Locks, Options};
 use crate::api::Streams;
 use crate::board::Board;
 use crate::cgroup::{self, Cgroups, Groups};
+use crate::cluster::References;
 use crate::image::{ImageStore, Limits, Registries, StoreConfig};
 use crate::instance::pool::Pool;
 use crate::instance::{InstanceRecord, Workshop};
@@ -73,6 +74,8 @@ pub enum Regime {
         node: String,
         /// Hears of what the apiserver has been told.
         settled: Settled,
+        /// Tells what sandboxes take from Secrets and `ConfigMap`s.
+        references: References,
     },
 }
 
@@ -168,14 +171,19 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         limits: Limits::default(),
         program: PathBuf::from("/proc/self/exe"),
     })?;
-    let (name, settled) = match regime {
-        Regime::Standalone { host } => (host, None),
-        Regime::Cluster { node, settled } => (node, Some(settled)),
+    let (name, settled, references) = match regime {
+        Regime::Standalone { host } => (host, None, None),
+        Regime::Cluster {
+            node,
+            settled,
+            references,
+        } => (node, Some(settled), Some(references)),
     };
     let sampler = Sampler::new(Arc::clone(&cgroups), Some(budget.memory));
     let node = Arc::new(Node {
         name,
         settled,
+        references,
         boot_id,
         scratch,
         cgroups,

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use super::placement::is_subdomain;
 use super::{Violation, excerpt};
-use crate::limits::{ENV, ENV_NAME, ENV_VALUE, PROCESS_BYTES};
-use crate::sandbox::{EnvVar, Sandbox};
+use crate::limits::{ENV, ENV_NAME, ENV_VALUE, OBJECT_NAME, PROCESS_BYTES};
+use crate::sandbox::{EnvVar, EnvVarSource, KeyRef, Sandbox};
 
 fn env(sandbox: &Sandbox) -> &[EnvVar] {
     sandbox.spec.env.as_deref().unwrap_or(&[])
@@ -66,6 +67,62 @@ pub(super) fn values(sandbox: &Sandbox) -> Vec<Violation> {
     broken
 }
 
+/// A value stands in one place, and a key that it is taken from can exist.
+pub(super) fn sources(sandbox: &Sandbox) -> Vec<Violation> {
+    let mut broken = Vec::new();
+    for (index, variable) in env(sandbox).iter().enumerate() {
+        let Some(source) = &variable.value_from else {
+            continue;
+        };
+        let path = format!("spec.env[{index}]");
+        if variable.value.is_some() {
+            let message = "has both value and valueFrom: keep one";
+            broken.push(Violation::new(&path, message));
+        }
+        broken.extend(of_source(&format!("{path}.valueFrom"), source));
+    }
+    broken
+}
+
+fn of_source(path: &str, source: &EnvVarSource) -> Vec<Violation> {
+    let EnvVarSource {
+        secret_key_ref,
+        config_map_key_ref,
+    } = source;
+    match (secret_key_ref, config_map_key_ref) {
+        (Some(key), None) => of_key(&format!("{path}.secretKeyRef"), key),
+        (None, Some(key)) => of_key(&format!("{path}.configMapKeyRef"), key),
+        (None, None) | (Some(_), Some(_)) => {
+            let message = "names not exactly one of secretKeyRef and configMapKeyRef: write one";
+            vec![Violation::new(path, message)]
+        }
+    }
+}
+
+fn of_key(path: &str, reference: &KeyRef) -> Vec<Violation> {
+    let KeyRef {
+        name,
+        key,
+        optional: _,
+    } = reference;
+    let mut broken = Vec::new();
+    if !is_subdomain(name) {
+        let message = format!(
+            "{} is not an object's name: write at most {OBJECT_NAME} lower-case letters, digits, - and .",
+            excerpt(name)
+        );
+        broken.push(Violation::new(format!("{path}.name"), message));
+    }
+    if !is_key(key) {
+        let message = format!(
+            "{} is not a key: write 1 to {OBJECT_NAME} letters, digits, -, _ and ., neither . nor .. nor beginning with ..",
+            excerpt(key)
+        );
+        broken.push(Violation::new(format!("{path}.key"), message));
+    }
+    broken
+}
+
 /// Command, arguments and environment together fit into what a process can be started with.
 pub(super) fn process_size(sandbox: &Sandbox) -> Vec<Violation> {
     let spec = &sandbox.spec;
@@ -92,4 +149,13 @@ fn is_name(text: &str) -> bool {
         && text
             .bytes()
             .all(|byte| start(byte) || byte.is_ascii_digit())
+}
+
+/// A key of a Secret or `ConfigMap` (Kubernetes: `IsConfigMapKey`).
+fn is_key(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=OBJECT_NAME).contains(&text.len())
+        && text.bytes().all(inner)
+        && text != "."
+        && !text.starts_with("..")
 }

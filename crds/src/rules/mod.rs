@@ -14,6 +14,7 @@ mod update;
 
 use std::fmt;
 
+pub use placement::is_subdomain;
 pub use update::check_update;
 
 use crate::sandbox::{Effective, Sandbox};
@@ -70,7 +71,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 29] = [
+pub const RULES: [Rule; 30] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -114,6 +115,10 @@ pub const RULES: [Rule; 29] = [
     Rule {
         name: "env-values",
         check: environment::values,
+    },
+    Rule {
+        name: "env-sources",
+        check: environment::sources,
     },
     Rule {
         name: "process-size",

@@ -110,7 +110,8 @@ fn is_name(text: &str) -> bool {
         && text.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
 
-fn is_subdomain(text: &str) -> bool {
+/// A DNS subdomain (RFC 1123) in lower case, as most objects are named.
+pub fn is_subdomain(text: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let part = |part: &str| {
         part.bytes().next().is_some_and(word)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DesiredState, IdleAction, PullPolicy, ResourceList, Sandbox, Security, SecurityContext,
+    DesiredState, EnvVar, IdleAction, PullPolicy, ResourceList, Sandbox, Security, SecurityContext,
 };
 use crate::image::ImageRef;
 use crate::limits::{
@@ -27,8 +27,11 @@ pub struct Effective {
     pub pull_policy: PullPolicy,
     /// What runs as the sandbox's own command.
     pub main: MainCommand,
-    /// In the order of the spec; names are unique.
+    /// What the spec itself gives a value, in its order; names are unique, also with those of `env_from`.
     pub env: Vec<EnvValue>,
+    /// What has its value elsewhere, in the order of the spec. Not in records of agents that are older than the field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env_from: Vec<EnvReference>,
     /// Absolute; `None`: the image's, else `/`.
     pub working_dir: Option<String>,
     /// Absolute; `None`: /bin/bash if the image has it, else /bin/sh.
@@ -81,16 +84,23 @@ impl Effective {
             (false, _) => MainCommand::Command(command.into_iter().chain(args).collect()),
         };
         let name = sandbox.metadata.name.clone().unwrap_or_default();
-        let env = spec.env.iter().flatten().map(|variable| EnvValue {
+        let (from, env): (Vec<_>, Vec<_>) = spec
+            .env
+            .iter()
+            .flatten()
+            .partition(|variable| variable.value_from.is_some());
+        let env = env.into_iter().map(|variable| EnvValue {
             name: variable.name.clone(),
             value: variable.value.clone().unwrap_or_default(),
         });
+        let env_from = from.into_iter().filter_map(EnvReference::of);
         let lifecycle = spec.lifecycle.clone().unwrap_or_default();
         Ok(Self {
             pull_policy: spec.image_pull_policy.unwrap_or(default_policy),
             image,
             main,
             env: env.collect(),
+            env_from: env_from.collect(),
             working_dir: spec.working_dir.clone(),
             shell: spec.shell.clone(),
             hostname: spec.hostname.clone().unwrap_or(name),
@@ -131,6 +141,7 @@ impl Effective {
             pull_policy,
             main,
             env,
+            env_from,
             working_dir,
             shell,
             hostname,
@@ -146,6 +157,7 @@ impl Effective {
             && *pull_policy == other.pull_policy
             && *main == other.main
             && by_name(env) == by_name(&other.env)
+            && references_by_name(env_from) == references_by_name(&other.env_from)
             && *working_dir == other.working_dir
             && *shell == other.shell
             && *hostname == other.hostname
@@ -158,6 +170,13 @@ impl Effective {
 fn by_name(env: &[EnvValue]) -> BTreeMap<&str, &str> {
     env.iter()
         .map(|variable| (variable.name.as_str(), variable.value.as_str()))
+        .collect()
+}
+
+/// And those that have their values elsewhere.
+fn references_by_name(env: &[EnvReference]) -> BTreeMap<&str, &EnvReference> {
+    env.iter()
+        .map(|variable| (variable.name.as_str(), variable))
         .collect()
 }
 
@@ -192,6 +211,60 @@ pub struct EnvValue {
     pub name: String,
     /// Its value; no NUL.
     pub value: String,
+}
+
+/// One environment variable whose value is a key of an object in the sandbox's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EnvReference {
+    /// The variable's name; no `=`, no NUL.
+    pub name: String,
+    /// The object's kind.
+    pub kind: ReferenceKind,
+    /// The object's name.
+    pub object: String,
+    /// The key in it.
+    pub key: String,
+    /// Whether the variable is left out where there is no such object or key.
+    #[serde(default)]
+    pub optional: bool,
+}
+
+impl EnvReference {
+    /// That of a variable; `None` where it names no key.
+    fn of(variable: &EnvVar) -> Option<Self> {
+        let source = variable.value_from.as_ref()?;
+        let (kind, key) = match (&source.secret_key_ref, &source.config_map_key_ref) {
+            (Some(key), _) => (ReferenceKind::Secret, key),
+            (None, Some(key)) => (ReferenceKind::ConfigMap, key),
+            (None, None) => return None,
+        };
+        Some(Self {
+            name: variable.name.clone(),
+            kind,
+            object: key.name.clone(),
+            key: key.key.clone(),
+            optional: key.optional.unwrap_or(false),
+        })
+    }
+}
+
+/// Kind of an object that a value can be taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ReferenceKind {
+    /// A Secret.
+    Secret,
+    /// A `ConfigMap`.
+    ConfigMap,
+}
+
+impl std::fmt::Display for ReferenceKind {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Secret => "Secret",
+            Self::ConfigMap => "ConfigMap",
+        })
+    }
 }
 
 /// What a sandbox may use. Requests are never above limits.

@@ -7,7 +7,9 @@ mod effective;
 mod security;
 mod status;
 
-pub use effective::{Effective, EffectiveResources, EnvValue, Idle, MainCommand};
+pub use effective::{
+    Effective, EffectiveResources, EnvReference, EnvValue, Idle, MainCommand, ReferenceKind,
+};
 pub use security::{Capability, Security, SecurityContext};
 pub use status::{
     EffectiveStatus, ResourceAmounts, ResourcesStatus, RuntimeStatus, SandboxStatus, Termination,
@@ -113,6 +115,34 @@ pub struct EnvVar {
     /// Its value, taken as it is: nothing in it is expanded. Default: empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
+    /// Where its value is taken from when the sandbox starts, in place of `value`. What changes there later does not count. Only in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_from: Option<EnvVarSource>,
+}
+
+/// Where a value is taken from: one of these.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EnvVarSource {
+    /// A key of a Secret in the sandbox's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_key_ref: Option<KeyRef>,
+    /// A key of a `ConfigMap` in the sandbox's namespace, of its `data`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map_key_ref: Option<KeyRef>,
+}
+
+/// A key of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KeyRef {
+    /// The object's name.
+    pub name: String,
+    /// The key in it. Its value is text, without NUL.
+    pub key: String,
+    /// Whether the sandbox starts without the variable where there is no such object or key. Default: false, it waits for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
 }
 
 /// What a sandbox may use.

@@ -40,6 +40,8 @@ pub enum Place {
         listen: String,
         /// The apiserver, and who the agent is to it.
         kubeconfig: PathBuf,
+        /// Where it asks the operator: `IP:PORT`.
+        operator: String,
     },
 }
 
@@ -141,8 +143,10 @@ impl Agent {
                 name,
                 listen,
                 kubeconfig,
+                operator,
             } => command
                 .args(["node", "--node-name", name, "--listen", listen])
+                .args(["--operator", operator])
                 // The pod that the rig has for it.
                 .args(["--reservation", "app=cloche-reservation"])
                 .arg("--kubeconfig")

@@ -21,6 +21,7 @@ use cloche_crds::SandboxNode;
 use cloche_crds::cluster::{
     AGENT_ACCOUNT, GATEWAY_ACCOUNT, NAMESPACE, SUBRESOURCES_GROUP, VERSION,
 };
+use cloche_identity::{Applicant, Credentials, Identity};
 use futures::FutureExt as _;
 use kube::api::{Api, ListParams};
 use tempfile::TempDir;
@@ -38,6 +39,8 @@ pub use program::Program;
 const START: Duration = Duration::from_mins(1);
 /// Where the gateway listens, on the rig's address, which nobody else has.
 const GATEWAY_PORT: u16 = 6444;
+/// Where the operator listens for agents.
+const OPERATOR_PORT: u16 = 6445;
 /// Where the agent of node N listens: this + N.
 const AGENT_PORT: u16 = 7443;
 
@@ -77,6 +80,7 @@ impl Cluster {
             .tempdir()
             .context("make the cluster's folder")?;
         let namespace = format!("--namespace={NAMESPACE}");
+        let asked = format!("{address}:{OPERATOR_PORT}");
         let operator_config =
             kubeconfig::write(&plane, root.path(), "cloche-operator", None).await?;
         let operator = Program::new(
@@ -86,6 +90,7 @@ impl Cluster {
                 namespace.clone().into(),
                 "--kubeconfig".into(),
                 operator_config.into(),
+                format!("--listen={asked}").into(),
             ],
             root.path(),
         )?;
@@ -112,6 +117,7 @@ impl Cluster {
                 listen: format!("{address}:{}", AGENT_PORT + u16::from(number)),
                 name,
                 kubeconfig,
+                operator: asked.clone(),
             };
             agents.push(Agent::in_place(options.clone(), home)?);
         }
@@ -178,6 +184,23 @@ impl Cluster {
         kubeconfig::client(&path).await
     }
 
+    /// Credentials of a node's agent, signed by the operator as the agent's own are.
+    pub async fn agent_credentials(&self, node: &str) -> Result<Credentials> {
+        let identity = Identity::agent(node).context("the name of a node")?;
+        credentials(identity, self.agent_client(node).await?).await
+    }
+
+    /// Credentials of a gateway.
+    pub async fn gateway_credentials(&self) -> Result<Credentials> {
+        let path = kubeconfig::write(&self.plane, self.root.path(), GATEWAY_ACCOUNT, None).await?;
+        credentials(Identity::Gateway, kubeconfig::client(&path).await?).await
+    }
+
+    /// Where the operator answers agents: `IP:PORT`.
+    pub fn operator_address(&self) -> Result<String> {
+        Ok(format!("{}:{OPERATOR_PORT}", self.plane.address()?))
+    }
+
     /// A client of an administrator who acts as somebody else.
     pub async fn client_as(&self, user: &str) -> Result<kube::Client> {
         kubeconfig::impersonate(&self.plane.kubeconfig()?, user).await
@@ -204,6 +227,15 @@ impl Cluster {
         drop((self.operator, self.gateway));
         outcome.and(self.plane.down().await)
     }
+}
+
+async fn credentials(identity: Identity, client: kube::Client) -> Result<Credentials> {
+    let applicant = Applicant {
+        client,
+        identity,
+        namespace: NAMESPACE.to_owned(),
+    };
+    applicant.obtain().await.context("get a certificate")
 }
 
 /// Runs `body` on a cluster. After a body that succeeded every sandbox is deleted through the apiserver, and of each node nothing but its

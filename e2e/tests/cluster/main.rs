@@ -15,6 +15,7 @@ mod marked;
 mod outage;
 mod points;
 mod random;
+mod references;
 mod remote;
 mod rights;
 mod scene;

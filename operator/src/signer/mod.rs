@@ -1,4 +1,4 @@
-//! Certificates of agents and gateways.
+//! Certificates of agents, gateways and operators.
 //!
 //! ```text
 //! CertificateSigningRequest ──review (pure)──► Grant ──authority──► certificate, for a day at most

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cloche_crds::cluster::{AGENT_ACCOUNT, AGENT_SIGNER, GATEWAY_ACCOUNT, GATEWAY_SIGNER};
+use cloche_crds::cluster::{
+    AGENT_ACCOUNT, AGENT_SIGNER, GATEWAY_ACCOUNT, GATEWAY_SIGNER, OPERATOR_ACCOUNT, OPERATOR_SIGNER,
+};
 use cloche_identity::Identity;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec,
@@ -100,7 +102,7 @@ pub fn stage(request: &CertificateSigningRequest) -> Stage {
     let conditions = status.and_then(|status| status.conditions.as_deref());
     let has = |kind: &str| conditions.is_some_and(|all| all.iter().any(|one| one.type_ == kind));
     let is_signed = status.is_some_and(|status| status.certificate.is_some());
-    let is_ours = signer == AGENT_SIGNER || signer == GATEWAY_SIGNER;
+    let is_ours = [AGENT_SIGNER, GATEWAY_SIGNER, OPERATOR_SIGNER].contains(&signer);
     if !is_ours || is_signed || has("Denied") || has("Failed") {
         Stage::Done
     } else if has("Approved") {
@@ -117,7 +119,7 @@ pub struct Applicant {
     pub identity: Identity,
     /// The DNS name by which others connect to them, if they do.
     pub host: Option<String>,
-    /// The UID of the node that the token is bound to; `None` for a gateway, and where the apiserver gives none.
+    /// The UID of the node that an agent's token is bound to; `None` for others, and where the apiserver gives none.
     pub node_uid: Option<String>,
 }
 
@@ -126,11 +128,11 @@ pub fn applicant(
     spec: &CertificateSigningRequestSpec,
     namespace: &str,
 ) -> Result<Applicant, Refusal> {
-    let is_agent = spec.signer_name == AGENT_SIGNER;
-    let name = if is_agent {
-        AGENT_ACCOUNT
-    } else {
-        GATEWAY_ACCOUNT
+    // All replicas are one; an agent is that of the node of its token.
+    let (name, identity) = match spec.signer_name.as_str() {
+        AGENT_SIGNER => (AGENT_ACCOUNT, None),
+        OPERATOR_SIGNER => (OPERATOR_ACCOUNT, Some(Identity::Operator)),
+        _ => (GATEWAY_ACCOUNT, Some(Identity::Gateway)),
     };
     let wanted = format!("system:serviceaccount:{namespace}:{name}");
     let account = spec.username.clone().unwrap_or_default();
@@ -142,10 +144,10 @@ pub fn applicant(
             wanted,
         });
     }
-    if !is_agent {
+    if let Some(identity) = identity {
         return Ok(Applicant {
-            identity: Identity::Gateway,
-            host: Identity::Gateway.host(namespace),
+            host: identity.host(namespace),
+            identity,
             node_uid: None,
         });
     }

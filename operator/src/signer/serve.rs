@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use cloche_crds::cluster::{AGENT_SIGNER, CA_CONFIG_MAP, CA_KEY, CA_SECRET, GATEWAY_SIGNER};
+use cloche_crds::cluster::{
+    AGENT_SIGNER, CA_CONFIG_MAP, CA_KEY, CA_SECRET, GATEWAY_SIGNER, OPERATOR_SIGNER,
+};
 use cloche_identity::Identity;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt as _, StreamExt as _};
@@ -95,8 +97,8 @@ pub async fn serve(client: Client, namespace: String, mut standing: watch::Recei
 
 impl Signer {
     async fn follow(&self) {
-        let mut requests =
-            stream::select(self.requests(AGENT_SIGNER), self.requests(GATEWAY_SIGNER));
+        let signers = [AGENT_SIGNER, GATEWAY_SIGNER, OPERATOR_SIGNER];
+        let mut requests = stream::select_all(signers.map(|signer| self.requests(signer)));
         let mut again = FuturesUnordered::new();
         // What is to be tried again, as it was last seen, by its UID.
         let mut waits: HashMap<String, (CertificateSigningRequest, u32)> = HashMap::new();
@@ -197,7 +199,7 @@ impl Signer {
                 let nodes: Api<Node> = Api::all(self.client.clone());
                 ask("read the applicant's Node", nodes.get_opt(node)).await?
             }
-            Identity::Gateway => None,
+            Identity::Gateway | Identity::Operator => None,
         };
         let uid = node.and_then(|node| node.metadata.uid);
         Ok(review(&request.spec, applicant, uid.as_deref()))

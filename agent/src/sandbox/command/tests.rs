@@ -68,6 +68,9 @@ fn environment_goes_image_spec_request_and_path_always_has_a_value() {
         value: value.to_owned(),
     };
     record.spec.env = vec![value("A", "spec"), value("B", "spec=with=signs")];
+    let taken = [("E", "taken"), ("C", "taken")];
+    let taken = taken.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    record.values = Some(taken.into_iter().collect());
     let config = ImageConfig {
         env: vec!["A=image".to_owned(), "C=image".to_owned()],
         ..ImageConfig::default()
@@ -83,6 +86,7 @@ fn environment_goes_image_spec_request_and_path_always_has_a_value() {
             "A=spec",
             "C=request",
             "B=spec=with=signs",
+            "E=taken",
             "D="
         ]
     );

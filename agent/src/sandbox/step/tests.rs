@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::sandbox::Lacking;
 use crate::sandbox::fixture::{now_at, record};
 
 fn fault(reason: Reason) -> Cause {
@@ -69,6 +70,57 @@ fn torn_down() -> Event {
         usage: Usage::default(),
         output_lost: false,
     }
+}
+
+fn lack() -> Lack {
+    Lack {
+        what: Lacking::Environment,
+        why: "there is no Secret \"db\"".to_owned(),
+    }
+}
+
+fn values() -> Values {
+    [("A".to_owned(), "secret".to_owned())]
+        .into_iter()
+        .collect()
+}
+
+#[test]
+fn what_was_taken_from_elsewhere_stays_to_the_end_and_no_longer() {
+    let events = [Event::Begin, Event::Lacks(Some(lack()))];
+    let (waiting, actions) = play(record(), events);
+    assert_eq!(waiting.lacks, Some(lack()));
+    assert_eq!(
+        (&waiting.state, actions),
+        (&State::Bound, vec![Action::Pull])
+    );
+    let (had, actions) = play(waiting, [Event::Valued(values())]);
+    assert_eq!((&had.values, &had.lacks), (&Some(values()), &None));
+    assert_eq!(actions, []);
+    let (running, _) = play(had, to_running());
+    assert_eq!(running.values, Some(values()));
+    // What comes late changes nothing.
+    let late = [Event::Lacks(Some(lack())), Event::Valued(Values::default())];
+    let (running, _) = play(running, late);
+    assert_eq!((&running.values, &running.lacks), (&Some(values()), &None));
+    let (ended, _) = play(running, [ended(exit(0), 6)]);
+    assert_eq!(ended.values, None);
+}
+
+#[test]
+fn a_start_that_took_too_long_says_what_was_missing() {
+    let (waiting, _) = play(record(), [Event::Begin, Event::Lacks(Some(lack()))]);
+    let (over, actions) = step(&waiting, Event::Tick, now_at(300));
+    assert_eq!(actions, [Action::TearDown]);
+    let cause = &over.state.termination().unwrap().cause;
+    assert_eq!(cause.reason, Reason::StartTimeout);
+    assert!(
+        cause
+            .message
+            .ends_with("it was waiting: there is no Secret \"db\""),
+        "{}",
+        cause.message
+    );
 }
 
 #[test]
@@ -275,6 +327,9 @@ fn an_instance_that_comes_too_late_is_destroyed() {
 
 fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
+        Just(Event::Lacks(Some(lack()))),
+        Just(Event::Lacks(None)),
+        Just(Event::Valued(values())),
         Just(Event::Image(Ok(image()))),
         Just(Event::Image(Err(fault(Reason::ImageNotFound)))),
         "[a-z]{3}".prop_map(|id| Event::Claimed(Ok(id))),

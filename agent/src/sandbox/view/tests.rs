@@ -3,7 +3,7 @@ use cloche_crds::{FailureDomain, Reason};
 use super::*;
 use crate::image::{Digest, ImageConfig};
 use crate::sandbox::fixture::{now_at, record};
-use crate::sandbox::{Cause, ImageUse, Usage};
+use crate::sandbox::{Cause, ImageUse, Lack, Lacking, Usage};
 
 fn at(state: State) -> SandboxRecord {
     let image = ImageUse {
@@ -83,6 +83,29 @@ fn one_whose_sessions_are_out_of_reach_is_not_ready_but_runs() {
     let status = shown(&at(running()), &beside);
     assert_eq!(status.phase, Phase::Running);
     assert_eq!(lines(&status)[2], "Ready=Unknown/SessionsUnavailable");
+}
+
+#[test]
+fn one_that_waits_for_a_secret_says_so() {
+    let mut waiting = record();
+    waiting.lacks = Some(Lack {
+        what: Lacking::Environment,
+        why: "env A: there is no Secret \"db\"".to_owned(),
+    });
+    let status = shown(&waiting, &Beside::default());
+    assert_eq!(status.phase, Phase::Starting);
+    assert_eq!(
+        lines(&status),
+        [
+            "Scheduled=True/Bound",
+            "ImageReady=False/Waiting",
+            "Ready=False/WaitingForReferences"
+        ]
+    );
+    assert_eq!(
+        status.conditions[2].message,
+        "env A: there is no Secret \"db\""
+    );
 }
 
 #[test]

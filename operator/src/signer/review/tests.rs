@@ -266,6 +266,28 @@ fn a_gateway_gets_its_own_certificate() {
 }
 
 #[test]
+fn an_operator_gets_its_own_certificate_and_nobody_else_that_one() {
+    let key = KeyPair::generate().unwrap();
+    let mut spec = spec();
+    spec.signer_name = OPERATOR_SIGNER.to_owned();
+    let uri = SanType::URI(Identity::Operator.to_string().try_into().unwrap());
+    spec.request = ByteString(pem(&key, |params| params.subject_alt_names = vec![uri]));
+    for account in ["cloche-agent", "cloche-gateway", "default"] {
+        spec.username = Some(format!("system:serviceaccount:{NAMESPACE}:{account}"));
+        let refusal = decided(&spec, Some(UID)).unwrap_err();
+        assert!(matches!(refusal, Refusal::Account { .. }), "{refusal}");
+    }
+    spec.username = Some(format!("system:serviceaccount:{NAMESPACE}:cloche-operator"));
+    let grant = decided(&spec, None).unwrap();
+    assert_eq!((grant.identity, grant.host), (Identity::Operator, None));
+    spec.request = ByteString(pem(&key, |_| {}));
+    assert_eq!(
+        decided(&spec, None).unwrap_err(),
+        Refusal::Names(Identity::Operator)
+    );
+}
+
+#[test]
 fn a_ca_is_read_back_and_only_with_its_own_key() {
     let (one, other) = (
         Kept::make(Timestamp::now()).unwrap(),
@@ -308,6 +330,7 @@ fn each_request_is_decided_once() {
     for (signer, conditions, certificate, expected) in [
         (AGENT_SIGNER, &[][..], false, Stage::New),
         (GATEWAY_SIGNER, &[], false, Stage::New),
+        (OPERATOR_SIGNER, &[], false, Stage::New),
         (AGENT_SIGNER, &["Approved"], false, Stage::Approved),
         (AGENT_SIGNER, &["Approved"], true, Stage::Done),
         (AGENT_SIGNER, &["Approved", "Failed"], false, Stage::Done),

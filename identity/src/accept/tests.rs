@@ -1,39 +1,11 @@
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    SanType,
-};
-use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+use std::net::SocketAddr;
+
+use rustls_pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
 use super::*;
-
-struct Ca(CertifiedIssuer<'static, KeyPair>);
-
-impl Ca {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    fn credentials(&self, identity: &Identity) -> Credentials {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.subject_alt_names = vec![
-            SanType::URI(identity.to_string().try_into().unwrap()),
-            SanType::DnsName(identity.server_name().try_into().unwrap()),
-        ];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        let chain = params.signed_by(&key, &self.0).unwrap().pem();
-        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
-        let ca = self.0.pem();
-        Credentials::new(identity.clone(), chain.as_bytes(), key, ca.as_bytes()).unwrap()
-    }
-}
+use crate::ca::Ca;
 
 fn agent() -> Identity {
     Identity::agent("one").unwrap()
@@ -48,11 +20,17 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let credentials = watch::Sender::new(None);
         let (connections, accepted) = mpsc::channel(1);
-        tokio::spawn(accept(listener, credentials.subscribe(), connections));
+        let taken = |peer: &Identity| *peer == Identity::Gateway;
+        tokio::spawn(accept(
+            listener,
+            credentials.subscribe(),
+            taken,
+            connections,
+        ));
         Self {
             address,
             credentials,
@@ -62,7 +40,16 @@ impl Scene {
 
     /// Whether `client` comes through: it writes, and the agent reads.
     async fn comes_through(&mut self, client: &Credentials) -> bool {
-        let connector = TlsConnector::from(Arc::new(client.client(agent()).unwrap()));
+        let config = client.client(agent()).unwrap();
+        self.comes_through_as(config, Some(client.identity())).await
+    }
+
+    async fn comes_through_as(
+        &mut self,
+        config: rustls::ClientConfig,
+        identity: Option<&Identity>,
+    ) -> bool {
+        let connector = TlsConnector::from(Arc::new(config));
         let stream = TcpStream::connect(self.address).await.unwrap();
         let name = ServerName::try_from(agent().server_name()).unwrap();
         let connect = async {
@@ -73,6 +60,7 @@ impl Scene {
         };
         let serve = async {
             let mut peer = self.accepted.recv().await.unwrap().unwrap();
+            assert_eq!(Some(&peer.connect_info()), identity);
             let mut said = [0; 5];
             peer.read_exact(&mut said).await.unwrap();
             peer.write_all(&said).await.unwrap();
@@ -91,7 +79,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn only_gateways_come_through() {
+async fn only_who_is_taken_comes_through_and_is_known() {
     let (ca, other) = (Ca::new(), Ca::new());
     let mut scene = Scene::new().await;
     scene
@@ -100,8 +88,21 @@ async fn only_gateways_come_through() {
     let gateway = ca.credentials(&Identity::Gateway);
     assert!(scene.comes_through(&gateway).await);
     assert!(!scene.comes_through(&ca.credentials(&agent())).await);
+    assert!(
+        !scene
+            .comes_through(&ca.credentials(&Identity::Operator))
+            .await
+    );
     let strange = other.credentials(&Identity::Gateway);
     assert!(!scene.comes_through(&strange).await);
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(ca.0.der().clone()).unwrap();
+    let bare = rustls::ClientConfig::builder_with_provider(Arc::new(
+        rustls::crypto::ring::default_provider(),
+    ));
+    let bare = bare.with_safe_default_protocol_versions().unwrap();
+    let bare = bare.with_root_certificates(roots).with_no_client_auth();
+    assert!(!scene.comes_through_as(bare, None).await);
     // Somebody who says nothing holds up nobody.
     let _silent = TcpStream::connect(scene.address).await.unwrap();
     assert!(scene.comes_through(&gateway).await);

@@ -1,0 +1,190 @@
+//! Answers over mTLS: live reads, and nothing decided.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cloche_crds::cluster::CA_SECRET;
+use cloche_crds::rules::{is_subdomain, validate};
+use cloche_crds::sandbox::ReferenceKind;
+use cloche_crds::{Effective, Sandbox};
+use cloche_identity::{Credentials, Identity};
+use cloche_proto::operator::v1alpha1 as pb;
+use cloche_proto::operator::v1alpha1::references_server::{References, ReferencesServer};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::binding::is_of;
+use super::environment::{Found, Named, objects, values};
+use crate::told::chain;
+
+/// How long one request to the apiserver may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an answer may take, and how long a connection is used: an agent makes one for each question.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Questions of one connection at one time.
+const QUESTIONS: usize = 4;
+/// Objects that are read at one time for one answer.
+const READS: usize = 8;
+/// Bytes of a question: three names.
+const LONGEST: usize = 4 << 10;
+
+/// Answers agents at `listener` by the newest of `credentials`. `namespace` is where Cloche is installed.
+pub async fn serve(
+    listener: TcpListener,
+    client: Client,
+    namespace: String,
+    credentials: watch::Receiver<Option<Credentials>>,
+) -> Result<(), tonic::transport::Error> {
+    let service = ReferencesServer::new(Service { client, namespace });
+    let (connections, accepted) = mpsc::channel(1);
+    let server = tonic::transport::Server::builder()
+        .timeout(ANSWER)
+        .max_connection_age(ANSWER)
+        .concurrency_limit_per_connection(QUESTIONS)
+        .add_service(service.max_decoding_message_size(LONGEST))
+        .serve_with_incoming(ReceiverStream::new(accepted));
+    tokio::select! {
+        // Accepts for ever, or until the server has ended.
+        () = cloche_identity::accept(listener, credentials, is_agent, connections) => Ok(()),
+        ended = server => ended,
+    }
+}
+
+fn is_agent(peer: &Identity) -> bool {
+    match peer {
+        Identity::Agent { .. } => true,
+        Identity::Gateway | Identity::Operator => false,
+    }
+}
+
+struct Service {
+    client: Client,
+    namespace: String,
+}
+
+#[tonic::async_trait]
+impl References for Service {
+    async fn environment(
+        &self,
+        request: Request<pb::SandboxReference>,
+    ) -> Result<Response<pb::EnvironmentResponse>, Status> {
+        let (namespace, spec) = self.asked(request).await?;
+        let found = self.read(&namespace, &spec).await?;
+        let values = values(&spec, &found).map_err(Status::failed_precondition)?;
+        let variables = values
+            .into_iter()
+            .map(|(name, value)| pb::Variable { name, value })
+            .collect();
+        Ok(Response::new(pb::EnvironmentResponse { variables }))
+    }
+}
+
+impl Service {
+    /// Namespace and spec of the sandbox that is asked for, where it is the asking agent's.
+    async fn asked(
+        &self,
+        request: Request<pb::SandboxReference>,
+    ) -> Result<(String, Effective), Status> {
+        let asking = request.extensions().get::<Identity>().cloned();
+        let Some(Identity::Agent { node }) = asking else {
+            return Err(Status::permission_denied("only agents are answered"));
+        };
+        let pb::SandboxReference {
+            namespace,
+            name,
+            uid,
+        } = request.into_inner();
+        // They become a part of a path.
+        if !is_subdomain(&namespace) || !is_subdomain(&name) {
+            return Err(Status::invalid_argument("these are no names of objects"));
+        }
+        let sandboxes: Api<Sandbox> = Api::namespaced(self.client.clone(), &namespace);
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let (sandbox, found) = tokio::try_join!(get(&sandboxes, &name), get(&nodes, &node))?;
+        let node_uid = found.and_then(|node| node.metadata.uid).unwrap_or_default();
+        let Some(sandbox) = sandbox.filter(|sandbox| is_of(sandbox, &uid, &node, &node_uid)) else {
+            tracing::warn!(node, namespace, name, uid, "refused: not of its node");
+            return Err(Status::permission_denied(format!(
+                "the sandbox {namespace}/{name} of UID {uid} is not bound to the node {node}, or has ended"
+            )));
+        };
+        let spec = validate(&sandbox).map_err(|broken| {
+            Status::failed_precondition(format!("the sandbox breaks a rule: {broken}"))
+        })?;
+        Ok((namespace, spec))
+    }
+
+    /// What the environment of `spec` names.
+    async fn read(&self, namespace: &str, spec: &Effective) -> Result<Found, Status> {
+        stream::iter(objects(spec))
+            .map(async |named| {
+                let keys = self.keys(namespace, &named).await?;
+                Ok((named, keys))
+            })
+            .buffer_unordered(READS)
+            .try_collect()
+            .await
+    }
+
+    /// The keys of an object, if it is there.
+    async fn keys(
+        &self,
+        namespace: &str,
+        (kind, name): &Named,
+    ) -> Result<Option<BTreeMap<String, Vec<u8>>>, Status> {
+        match kind {
+            ReferenceKind::Secret => {
+                let secret = self.secret(namespace, name).await?;
+                let data = secret.map(|secret| secret.data.unwrap_or_default());
+                Ok(data.map(|data| {
+                    data.into_iter()
+                        .map(|(key, bytes)| (key, bytes.0))
+                        .collect()
+                }))
+            }
+            ReferenceKind::ConfigMap => {
+                let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+                let data = get(&maps, name).await?;
+                let data = data.map(|map| map.data.unwrap_or_default());
+                Ok(data.map(|data| {
+                    let bytes = data.into_iter().map(|(key, text)| (key, text.into_bytes()));
+                    bytes.collect()
+                }))
+            }
+        }
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Secret>, Status> {
+        // Who could read it could be every part of Cloche.
+        if namespace == self.namespace && name == CA_SECRET {
+            return Err(Status::failed_precondition(format!(
+                "the Secret {CA_SECRET:?} is Cloche's own, which no sandbox gets: name another"
+            )));
+        }
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        get(&secrets, name).await
+    }
+}
+
+/// An object as it is now, if it is there.
+async fn get<K>(api: &Api<K>, name: &str) -> Result<Option<K>, Status>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let kind = K::kind(&());
+    let answer = tokio::time::timeout(PATIENCE, api.get_opt(name)).await;
+    let answer = answer.map_err(|_| {
+        Status::unavailable(format!(
+            "read the {kind} {name:?}: the apiserver does not answer"
+        ))
+    })?;
+    answer.map_err(|error| {
+        Status::unavailable(format!("read the {kind} {name:?}: {}", chain(&error)))
+    })
+}
