@@ -87,7 +87,8 @@ pub enum ConditionReason {
     Unpacking,
     /// ImageReady=True: on the node, by the digest in `status.imageDigest`.
     Present,
-    /// Ready=False: it takes from Secrets or `ConfigMap`s what cannot be had for now, and waits; the message says what and why.
+    /// Ready=False, or ImageReady=False for what the image needs: it takes from Secrets or `ConfigMap`s what cannot be had for now, and
+    /// waits; the message says what and why.
     WaitingForReferences,
     /// Ready=False: its instance is being made or claimed.
     Starting,

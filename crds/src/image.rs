@@ -76,10 +76,18 @@ pub enum ImageRefError {
     Path(String),
 }
 
+/// The registry of references that name none.
+const DEFAULT_REGISTRY: &str = "docker.io";
+
 impl RegistryRef {
     /// Host name or address, with `:PORT` where one was given. `docker.io` where none was.
     pub fn registry(&self) -> &str {
         &self.registry
+    }
+
+    /// Whether it is the registry that references may leave out.
+    pub fn has_default_registry(&self) -> bool {
+        self.registry == DEFAULT_REGISTRY
     }
 
     /// Path in the registry, without tag; below `library/` where a name alone was given for docker.io.
@@ -242,7 +250,7 @@ fn parse_registry(text: &str) -> Result<RegistryRef, ImageRefError> {
         {
             (first, rest)
         }
-        _ => ("docker.io", named),
+        _ => (DEFAULT_REGISTRY, named),
     };
     let (repository, tag) = match rest.rsplit_once(':') {
         Some((repository, tag)) => (repository, Some(parse_tag(tag)?)),
@@ -255,11 +263,11 @@ fn parse_registry(text: &str) -> Result<RegistryRef, ImageRefError> {
         return Err(ImageRefError::Repository(repository.to_owned()));
     }
     let registry = if registry == "index.docker.io" {
-        "docker.io"
+        DEFAULT_REGISTRY
     } else {
         registry
     };
-    let repository = if registry == "docker.io" && !repository.contains('/') {
+    let repository = if registry == DEFAULT_REGISTRY && !repository.contains('/') {
         format!("library/{repository}")
     } else {
         repository.to_owned()

@@ -17,6 +17,8 @@ pub const ENV: usize = 512;
 pub const ENV_NAME: usize = 256;
 /// Longest value of an environment variable, in bytes.
 pub const ENV_VALUE: usize = 32 * 1024;
+/// Most entries of `imagePullSecrets`.
+pub const PULL_SECRETS: usize = 16;
 /// Longest name of a Secret or `ConfigMap`, and longest key in one, each in bytes (Kubernetes: a DNS subdomain, `IsConfigMapKey`).
 pub const OBJECT_NAME: usize = 253;
 /// Longest path, in bytes: one less than Linux' `PATH_MAX`, which counts the NUL.

@@ -37,9 +37,10 @@ const CAPABILITIES: usize = 64;
 /// Most runtimes of a node.
 const RUNTIMES: usize = 16;
 /// The fields of a spec that cannot change.
-const FIXED: [&str; 12] = [
+const FIXED: [&str; 13] = [
     "image",
     "imagePullPolicy",
+    "imagePullSecrets",
     "command",
     "args",
     "env",
@@ -486,6 +487,12 @@ fn of_spec() -> Value {
         "message": "means nothing for a local image, which is looked at whenever a sandbox starts: leave it out",
         "fieldPath": ".imagePullPolicy",
     })];
+    rules.push(json!({
+        "optionalOldSelf": true,
+        "rule": "oldSelf.hasValue() || !has(self.imagePullSecrets) || !self.image.matches('^(oci|oci-archive|rootfs):')",
+        "message": "means nothing for a local image, which no registry is asked for: leave it out",
+        "fieldPath": ".imagePullSecrets",
+    }));
     rules.extend(immutable());
     rules.into()
 }

@@ -23,6 +23,7 @@ metadata:
 spec:
   image: python:3.11-slim
   imagePullPolicy: Never
+  imagePullSecrets: [{name: regcred}, {name: other}]
   command: [python3, -c]
   args: ['print(1)']
   env:

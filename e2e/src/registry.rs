@@ -1,7 +1,7 @@
 //! A real registry (Debian's docker-registry) on the loopback, with storage of its own.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -25,26 +25,49 @@ const PORTS: usize = 5;
 /// A registry. Dropping it ends its process and deletes its storage.
 #[derive(Debug)]
 pub struct Registry {
-    storage: TempDir,
+    /// Its configuration and log; what was pushed, unless that is another's.
+    folder: TempDir,
+    data: PathBuf,
     address: String,
     _child: Child,
+}
+
+/// Whom a registry answers.
+#[derive(Clone, Debug)]
+pub enum Guard {
+    /// Everybody.
+    Open,
+    /// The users of this text: `NAME:HASH` in lines, as `htpasswd -B` makes them.
+    Users(String),
+    /// Whoever has a token of a server.
+    Tokens {
+        /// URL of the server.
+        realm: String,
+        /// By which its tokens are checked, PEM. The issuer and the service are called `test`.
+        certificate: String,
+    },
 }
 
 impl Registry {
     /// Starts one that is open to everybody, and waits until it listens.
     pub async fn start() -> Result<Self> {
-        Self::start_as(false).await
+        Self::start_as(&Guard::Open, None).await
     }
 
     /// Starts one that answers nobody: it wants a password, and no user has one.
     pub async fn start_private() -> Result<Self> {
-        Self::start_as(true).await
+        Self::start_as(&Guard::Users(String::new()), None).await
     }
 
-    async fn start_as(private: bool) -> Result<Self> {
+    /// Starts another one with the images of this one, which must outlive it.
+    pub async fn beside(&self, guard: &Guard) -> Result<Self> {
+        Self::start_as(guard, Some(&self.data)).await
+    }
+
+    async fn start_as(guard: &Guard, data: Option<&Path>) -> Result<Self> {
         let mut last = None;
         for _ in 0..PORTS {
-            match Self::try_start(private).await {
+            match Self::try_start(guard, data).await {
                 Ok(registry) => return Ok(registry),
                 Err(problem) => last = Some(problem),
             }
@@ -52,8 +75,8 @@ impl Registry {
         Err(last.context("no port was tried")?)
     }
 
-    async fn try_start(private: bool) -> Result<Self> {
-        let storage = tempfile::Builder::new()
+    async fn try_start(guard: &Guard, data: Option<&Path>) -> Result<Self> {
+        let folder = tempfile::Builder::new()
             .prefix("cloche-registry-")
             .tempdir()
             .context("make the registry's folder")?;
@@ -61,25 +84,17 @@ impl Registry {
             .and_then(|listener| listener.local_addr())
             .context("choose a port")?
             .to_string();
-        let config = storage.path().join("config.yml");
-        let users = storage.path().join("users");
-        let auth = if private {
-            std::fs::write(&users, "").context("write the registry's users")?;
-            format!(
-                "auth: {{htpasswd: {{realm: private, path: {}}}}}\n",
-                users.display()
-            )
-        } else {
-            String::new()
-        };
+        let config = folder.path().join("config.yml");
+        let data = data.map_or_else(|| folder.path().join("data"), Path::to_owned);
+        let auth = guard.section(folder.path())?;
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\n  delete: {{enabled: true}}\n\
              http: {{addr: \"{address}\"}}\n{auth}",
-            storage.path().join("data").display()
+            data.display()
         );
         std::fs::write(&config, text).context("write the registry's configuration")?;
         let log =
-            std::fs::File::create(storage.path().join("log")).context("make the registry's log")?;
+            std::fs::File::create(folder.path().join("log")).context("make the registry's log")?;
         let mut child = process::command("docker-registry")
             .arg("serve")
             .arg(&config)
@@ -89,14 +104,15 @@ impl Registry {
             .context("start docker-registry: install the package docker-registry")?;
         until(START, "the registry listens", async || {
             if let Some(status) = child.try_wait().context("look at the registry")? {
-                let log = std::fs::read_to_string(storage.path().join("log")).unwrap_or_default();
+                let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
                 bail!("the registry ended at its start ({status}): {log}");
             }
             Ok(TcpStream::connect(&address).await.ok().map(drop))
         })
         .await?;
         Ok(Self {
-            storage,
+            folder,
+            data,
             address,
             _child: child,
         })
@@ -109,7 +125,7 @@ impl Registry {
 
     /// Where it keeps what was pushed; tests may spoil it.
     pub fn data(&self) -> PathBuf {
-        self.storage.path().join("data")
+        self.folder.path().join("data")
     }
 
     /// The file that holds a blob.
@@ -124,6 +140,30 @@ impl Registry {
     /// Pushes an image as `name:tag`; the reference for a spec.
     pub async fn push(&self, image: &Image, name: &str, tag: &str) -> Result<String> {
         push(&self.address, image, name, tag).await
+    }
+}
+
+impl Guard {
+    /// What the configuration says of it, with files in `folder`.
+    fn section(&self, folder: &Path) -> Result<String> {
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+            anyhow::Ok(path.display().to_string())
+        };
+        Ok(match self {
+            Self::Open => String::new(),
+            Self::Users(users) => {
+                let path = write("users", users)?;
+                format!("auth: {{htpasswd: {{realm: private, path: {path}}}}}\n")
+            }
+            Self::Tokens { realm, certificate } => {
+                let path = write("tokens.pem", certificate)?;
+                format!(
+                    "auth: {{token: {{realm: \"{realm}\", service: test, issuer: test, rootcertbundle: {path}}}}}\n"
+                )
+            }
+        })
     }
 }
 

@@ -56,6 +56,13 @@ mod generated {
                     formatter.debug_tuple("Variable").field(&self.name).finish()
                 }
             }
+
+            /// Without user and password.
+            impl std::fmt::Debug for Login {
+                fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    formatter.debug_tuple("Login").field(&self.secret).finish()
+                }
+            }
         }
     }
 }

@@ -31,7 +31,10 @@ const PROTO_FILES: [&str; 2] = [
 ];
 
 /// What carries secrets shows none: its `Debug` is written by hand.
-const SECRET_MESSAGES: [&str; 1] = ["cloche.operator.v1alpha1.Variable"];
+const SECRET_MESSAGES: [&str; 2] = [
+    "cloche.operator.v1alpha1.Variable",
+    "cloche.operator.v1alpha1.Login",
+];
 
 /// Writes all generated files.
 pub(crate) fn write(workspace: &Workspace) -> Result<()> {

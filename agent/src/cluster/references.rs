@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::image::Login;
 use crate::sandbox::Values;
 
 /// How long it may take to connect.
@@ -43,6 +44,27 @@ impl References {
         let variables = answer.into_inner().variables.into_iter();
         Ok(variables
             .map(|variable| (variable.name, variable.value))
+            .collect())
+    }
+
+    /// By whom the registry of a sandbox's image may be asked. The error says in words why that cannot be had for now.
+    pub(crate) async fn logins(self, of: pb::SandboxReference) -> Result<Vec<Login>, String> {
+        let mut client = self.client().await?;
+        let answer = client.logins(of).await;
+        let answer = answer.map_err(|status| self.refused(&status))?;
+        let logins = answer.into_inner().logins.into_iter();
+        Ok(logins
+            .map(
+                |pb::Login {
+                     secret,
+                     user,
+                     password,
+                 }| Login {
+                    secret,
+                    user,
+                    password,
+                },
+            )
             .collect())
     }
 

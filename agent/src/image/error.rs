@@ -25,15 +25,17 @@ pub enum ImageError {
         /// The reference.
         image: String,
     },
-    /// The registry wants credentials.
-    #[error(
-        "registry {registry} refuses to give image {image} without credentials ({detail}): check that the name is right and the image is public"
-    )]
+    /// The registry wants credentials, or others.
+    #[error("registry {registry} refuses to give image {image} {how} ({detail}): {advice}")]
     Unauthorized {
         /// The reference.
         image: String,
         /// Where.
         registry: String,
+        /// Without credentials, or with whose.
+        how: String,
+        /// What to do.
+        advice: &'static str,
         /// What it said.
         detail: String,
     },
@@ -87,7 +89,12 @@ impl ImageError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     NotFound(String),
-    Unauthorized { registry: String, detail: String },
+    Unauthorized {
+        registry: String,
+        how: String,
+        advice: &'static str,
+        detail: String,
+    },
     Pull(String),
     NoSpace,
     Invalid(String),
@@ -100,9 +107,16 @@ impl Failure {
         let image = image.to_owned();
         match self {
             Self::NotFound(detail) => ImageError::NotFound { image, detail },
-            Self::Unauthorized { registry, detail } => ImageError::Unauthorized {
+            Self::Unauthorized {
+                registry,
+                how,
+                advice,
+                detail,
+            } => ImageError::Unauthorized {
                 image,
                 registry,
+                how,
+                advice,
                 detail,
             },
             Self::Pull(detail) => ImageError::Pull { image, detail },

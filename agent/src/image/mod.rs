@@ -14,6 +14,7 @@
 //! Everything else in the directory is deleted by [`ImageStore::open`]. Pins live in memory: the caller pins again, from its own
 //! records, before the first [`ImageStore::collect`].
 
+mod access;
 mod cache;
 mod digest;
 mod error;
@@ -25,6 +26,7 @@ mod store;
 mod transfer;
 pub mod unpack;
 
+pub use access::{Access, Login};
 pub use cache::OpenError;
 pub use cloche_crds::ImageRef;
 pub use cloche_crds::sandbox::PullPolicy;

@@ -2,8 +2,15 @@
 //!
 //! Registries are hostile: every reply is bounded in size and time before anything of it is kept, redirects and token servers may not
 //! lead from HTTPS to plain HTTP, and plain HTTP is spoken only with addresses of this machine that the node's owner listed.
+//!
+//! Users and passwords go to the registry that the reference names, never to its mirrors, and only after it has asked for them: by Basic
+//! authentication to itself, or to the token server that it names (distribution's token authentication). That server may be another host,
+//! as it is of most public registries: a registry that is trusted with a password could hand it on anyway. Over HTTPS, and for a registry
+//! over plain HTTP on this machine, also what the node's owner listed. No redirect to another host or port takes them along, nor tokens
+//! (reqwest takes `Authorization` off); blobs mostly lie behind one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,11 +18,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use cloche_crds::image::RegistryRef;
 use futures::{Stream, StreamExt};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, WWW_AUTHENTICATE};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::time::timeout;
 
+use super::access::{Access, Login};
 use super::digest::Digest;
 use super::error::Failure;
 use super::manifest::{ACCEPTED, Blob, DOCUMENT_MAX};
@@ -64,7 +72,7 @@ pub(super) struct Registry {
     client: OnceLock<Client>,
 }
 
-/// One repository at one endpoint, with the token that it gave.
+/// One repository at one endpoint.
 #[derive(Debug)]
 pub(super) struct Repository<'a> {
     registry: &'a Registry,
@@ -73,7 +81,42 @@ pub(super) struct Repository<'a> {
     endpoint: String,
     /// `https://HOST/v2/NAME/`
     base: Url,
-    token: tokio::sync::Mutex<Option<String>>,
+    access: Access,
+    /// How it let itself be asked last.
+    held: tokio::sync::Mutex<Option<Held>>,
+}
+
+/// An authorization, and by which login it was had: 0 where there is none.
+#[derive(Clone, Debug)]
+struct Held {
+    login: usize,
+    authorization: Authorization,
+}
+
+/// What a request proves itself by.
+#[derive(Clone)]
+enum Authorization {
+    Basic(Login),
+    Bearer(String),
+}
+
+/// Not shown.
+impl fmt::Debug for Authorization {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Basic(_) => "Basic",
+            Self::Bearer(_) => "Bearer",
+        })
+    }
+}
+
+/// What a registry asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Challenge {
+    /// User and password.
+    Basic,
+    /// A token of a server, with these parameters.
+    Bearer(BTreeMap<String, String>),
 }
 
 impl Registry {
@@ -86,20 +129,25 @@ impl Registry {
         }
     }
 
-    /// Where to look for `image`: its mirrors first, then its own registry.
-    pub(super) fn repositories(&self, image: &RegistryRef) -> Result<Vec<Repository<'_>>, Failure> {
+    /// Where to look for `image`: its mirrors first, which anybody may ask, then its own registry, by `access`.
+    pub(super) fn repositories(
+        &self,
+        image: &RegistryRef,
+        access: &Access,
+    ) -> Result<Vec<Repository<'_>>, Failure> {
         let client = self.client()?;
-        let own = match image.registry() {
-            "docker.io" => DOCKER_HUB,
-            other => other,
+        let own = if image.has_default_registry() {
+            DOCKER_HUB
+        } else {
+            image.registry()
         };
         let mirrors = self.registries.mirrors.get(image.registry());
         mirrors
             .into_iter()
             .flatten()
-            .map(String::as_str)
-            .chain([own])
-            .map(|endpoint| {
+            .map(|mirror| (mirror.as_str(), Access::default()))
+            .chain([(own, access.clone())])
+            .map(|(endpoint, access)| {
                 let scheme = if self.registries.insecure.contains(endpoint) {
                     "http"
                 } else {
@@ -113,7 +161,8 @@ impl Registry {
                     client: client.clone(),
                     endpoint: endpoint.to_owned(),
                     base,
-                    token: tokio::sync::Mutex::default(),
+                    access,
+                    held: tokio::sync::Mutex::default(),
                 })
             })
             .collect()
@@ -202,27 +251,53 @@ impl Repository<'_> {
             .base
             .join(&format!("{kind}/{name}"))
             .map_err(|error| Failure::Invalid(format!("{kind}/{name}: {error}")))?;
-        let held = self.token.lock().await.clone();
-        let response = self.send(url.clone(), accept, held.as_deref()).await?;
-        if response.status() != StatusCode::UNAUTHORIZED {
-            return self.judge(response, name).await;
-        }
-        let Some(token) = self.authenticate(&response).await? else {
+        let held = self.held.lock().await.clone();
+        let (first, authorization) =
+            held.map_or((0, None), |held| (held.login, Some(held.authorization)));
+        let mut response = self
+            .send(url.clone(), accept, authorization.as_ref())
+            .await?;
+        let Some(challenge) = asked_for(&response) else {
             return self.judge(response, name).await;
         };
-        *self.token.lock().await = Some(token.clone());
-        let response = self.send(url, accept, Some(&token)).await?;
+        // One that held before is asked again, as where its token has run out; then the ones after it.
+        let logins = &self.access.logins;
+        for login in first..logins.len().max(1) {
+            let Some(authorization) = self.authorize(&challenge, logins.get(login)).await? else {
+                continue;
+            };
+            response = self.send(url.clone(), accept, Some(&authorization)).await?;
+            // Some hide from a user what is not the user's.
+            let is_refused = matches!(
+                response.status(),
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND
+            );
+            if !is_refused {
+                *self.held.lock().await = Some(Held {
+                    login,
+                    authorization,
+                });
+                break;
+            }
+        }
         self.judge(response, name).await
     }
 
-    async fn send(&self, url: Url, accept: bool, token: Option<&str>) -> Result<Response, Failure> {
+    async fn send(
+        &self,
+        url: Url,
+        accept: bool,
+        authorization: Option<&Authorization>,
+    ) -> Result<Response, Failure> {
         let mut request = self.client.get(url);
         if accept {
             request = request.header(ACCEPT, ACCEPTED.join(", "));
         }
-        if let Some(token) = token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-        }
+        let request = match authorization {
+            None => request,
+            Some(Authorization::Basic(login)) => by(request, login),
+            Some(Authorization::Bearer(token)) => request.bearer_auth(token),
+        };
         self.within(request).await
     }
 
@@ -241,24 +316,33 @@ impl Repository<'_> {
         }
     }
 
-    /// Asks the token server that a refusal names for an anonymous token (distribution's token authentication). `None`: the
-    /// registry wants something else, as a password.
-    async fn authenticate(&self, refusal: &Response) -> Result<Option<String>, Failure> {
+    /// Answers a challenge by `login`, or as anybody may. `None`: that is no answer to it, or its token server does not take it.
+    async fn authorize(
+        &self,
+        challenge: &Challenge,
+        login: Option<&Login>,
+    ) -> Result<Option<Authorization>, Failure> {
+        match challenge {
+            Challenge::Basic => Ok(login.cloned().map(Authorization::Basic)),
+            Challenge::Bearer(parameters) => {
+                let token = self.token(parameters.clone(), login).await?;
+                Ok(token.map(Authorization::Bearer))
+            }
+        }
+    }
+
+    /// Asks the token server that a challenge names (distribution's token authentication). `None`: it gives none.
+    async fn token(
+        &self,
+        mut challenge: BTreeMap<String, String>,
+        login: Option<&Login>,
+    ) -> Result<Option<String>, Failure> {
         #[derive(Deserialize)]
         struct Reply {
             token: Option<String>,
             access_token: Option<String>,
         }
 
-        let challenge = refusal
-            .headers()
-            .get_all(WWW_AUTHENTICATE)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .find_map(challenge);
-        let Some(mut challenge) = challenge else {
-            return Ok(None);
-        };
         let malformed = || {
             Failure::Pull(format!(
                 "registry {} names no proper token server",
@@ -267,7 +351,8 @@ impl Repository<'_> {
         };
         let realm = challenge.remove("realm").ok_or_else(malformed)?;
         let mut realm = Url::parse(&realm).map_err(|_| malformed())?;
-        if !may_visit(&self.registry.registries, &realm) {
+        let is_downgrade = self.base.scheme() == "https" && realm.scheme() != "https";
+        if is_downgrade || !may_visit(&self.registry.registries, &realm) {
             return Err(malformed());
         }
         realm.query_pairs_mut().extend_pairs(
@@ -275,7 +360,12 @@ impl Repository<'_> {
                 .iter()
                 .filter(|(key, _)| *key == "service" || *key == "scope"),
         );
-        let response = self.within(self.client.get(realm)).await?;
+        let request = self.client.get(realm);
+        let request = match login {
+            Some(login) => by(request, login),
+            None => request,
+        };
+        let response = self.within(request).await?;
         if !response.status().is_success() {
             return Ok(None);
         }
@@ -313,10 +403,15 @@ impl Repository<'_> {
             StatusCode::NOT_FOUND => {
                 Failure::NotFound(format!("registry {endpoint} has no {name}{said}"))
             }
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::Unauthorized {
-                registry: endpoint.clone(),
-                detail: format!("{status}{said}"),
-            },
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let (how, advice) = self.access.refused();
+                Failure::Unauthorized {
+                    registry: endpoint.clone(),
+                    how,
+                    advice,
+                    detail: format!("{status}{said}"),
+                }
+            }
             StatusCode::TOO_MANY_REQUESTS => Failure::Pull(format!(
                 "registry {endpoint} has had too many requests from this node{said}"
             )),
@@ -325,17 +420,38 @@ impl Repository<'_> {
     }
 }
 
-/// The parameters of a `Bearer` challenge (RFC 9110, 11.6.1).
-fn challenge(value: &str) -> Option<BTreeMap<String, String>> {
-    let (scheme, mut rest) = value.split_once(' ')?;
-    if !scheme.eq_ignore_ascii_case("bearer") {
+/// A request by user and password.
+fn by(request: reqwest::RequestBuilder, login: &Login) -> reqwest::RequestBuilder {
+    request.basic_auth(&login.user, Some(&login.password))
+}
+
+/// What a refusal asks for: a token where that will do.
+fn asked_for(refusal: &Response) -> Option<Challenge> {
+    if refusal.status() != StatusCode::UNAUTHORIZED {
+        return None;
+    }
+    let values = refusal.headers().get_all(WWW_AUTHENTICATE).iter();
+    let texts = values.filter_map(|value| value.to_str().ok());
+    let (tokens, others): (Vec<_>, Vec<_>) = texts
+        .filter_map(challenge)
+        .partition(|challenge| matches!(challenge, Challenge::Bearer(_)));
+    tokens.into_iter().chain(others).next()
+}
+
+/// A challenge of a kind that is known (RFC 9110, 11.6.1).
+fn challenge(value: &str) -> Option<Challenge> {
+    let (scheme, mut rest) = value.split_once(' ').unwrap_or((value, ""));
+    if scheme.eq_ignore_ascii_case("basic") {
+        return Some(Challenge::Basic);
+    }
+    if !scheme.eq_ignore_ascii_case("bearer") || rest.is_empty() {
         return None;
     }
     let mut parameters = BTreeMap::new();
     loop {
         rest = rest.trim_start_matches([' ', ',']);
         if rest.is_empty() {
-            return Some(parameters);
+            return Some(Challenge::Bearer(parameters));
         }
         let (key, after) = rest.split_once('=')?;
         let value;
@@ -371,21 +487,25 @@ mod tests {
 
     #[test]
     fn challenges() {
-        let found = challenge(
+        let challenged = challenge(
             r#"Bearer realm="https://auth.example/token",service="registry.example", scope="repository:a/b:pull,push",x=y"#,
         )
         .unwrap();
+        let Challenge::Bearer(found) = challenged else {
+            panic!("{challenged:?}");
+        };
         assert_eq!(found["realm"], "https://auth.example/token");
         assert_eq!(found["service"], "registry.example");
         assert_eq!(found["scope"], "repository:a/b:pull,push");
         assert_eq!(found["x"], "y");
-        for other in [
+        for basic in [
             "Basic realm=\"x\"",
-            "",
-            "Bearer",
-            "Bearer realm=\"x",
-            "Bearer x",
+            "basic",
+            "BASIC realm=x, charset=\"UTF-8\"",
         ] {
+            assert_eq!(challenge(basic), Some(Challenge::Basic), "{basic}");
+        }
+        for other in ["Negotiate x", "", "Bearer", "Bearer realm=\"x", "Bearer x"] {
             assert_eq!(challenge(other), None, "{other}");
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use cloche_crds::ImageRef;
 use cloche_crds::image::RegistryRef;
 
+use super::access::Access;
 use super::digest::Digest;
 use super::error::Failure;
 use super::local::{Layout, Rootfs, Section};
@@ -27,7 +28,7 @@ pub(super) struct Found<'a> {
 }
 
 enum Place<'a> {
-    Registry(Repository<'a>),
+    Registry(Box<Repository<'a>>),
     Local(Arc<Layout>),
 }
 
@@ -38,11 +39,13 @@ pub(super) enum Resolved<'a> {
 }
 
 /// Finds out what `image` is. Asks the registry, or reads the local image directory `local`. Of the places to ask, `attempt` (from 0)
-/// says which is the first.
+/// says which is the first. The image's own registry is asked by `access`, its mirrors as
+/// anybody may ask them.
 pub(super) async fn resolve<'a>(
     registry: &'a Registry,
     local: Option<&Path>,
     image: &ImageRef,
+    access: &Access,
     attempt: u32,
 ) -> Result<Resolved<'a>, Failure> {
     let local = || {
@@ -54,7 +57,7 @@ pub(super) async fn resolve<'a>(
         })
     };
     match image {
-        ImageRef::Registry(reference) => pull_manifest(registry, reference, attempt)
+        ImageRef::Registry(reference) => pull_manifest(registry, reference, access, attempt)
             .await
             .map(Box::new)
             .map(Resolved::Image),
@@ -86,9 +89,10 @@ pub(super) async fn resolve<'a>(
 async fn pull_manifest<'a>(
     registry: &'a Registry,
     reference: &RegistryRef,
+    access: &Access,
     attempt: u32,
 ) -> Result<Found<'a>, Failure> {
-    let mut repositories = registry.repositories(reference)?;
+    let mut repositories = registry.repositories(reference, access)?;
     let first = usize::try_from(attempt).unwrap_or_default() % repositories.len().max(1);
     repositories.rotate_left(first);
     let own = repositories.len().saturating_sub(1 + first);
@@ -128,7 +132,7 @@ async fn pull_manifest_from<'a>(
                 return Ok(Found {
                     digest,
                     manifest,
-                    place: Place::Registry(repository),
+                    place: Place::Registry(Box::new(repository)),
                 });
             }
             Document::Index(ours) => {

@@ -11,6 +11,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::watch;
 
+use super::access::Access;
 use super::cache::{Cache, OpenError, Staging};
 use super::digest::Digest;
 use super::error::{Failure, ImageError};
@@ -111,12 +112,15 @@ struct Inner {
     limits: Limits,
     unpacker: Unpacker,
     unpackers: tokio::sync::Semaphore,
-    /// Pulls that someone waits for, by reference and by whether the registry has to be asked.
-    flights: Mutex<HashMap<(String, bool), Flight>>,
+    /// Pulls that someone waits for.
+    flights: Mutex<HashMap<Want, Flight>>,
     /// Held while the image of a digest is made, whatever references led to it.
     making: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
 }
 
+/// What makes two pulls the same: the reference, whether the registry has to be asked, and by whom. One who asks by another user must not
+/// have what that user could not get.
+type Want = (String, bool, Access);
 type Outcome = Result<Image, ImageError>;
 type Pull = BoxFuture<'static, Outcome>;
 
@@ -156,12 +160,15 @@ impl ImageStore {
     /// `Always` asks the registry what the reference means today, and fetches only what is not here. `IfNotPresent` asks only where
     /// the node does not know the reference. `Never` takes what is here. Local images are looked at each time, under every policy.
     ///
-    /// Calls for the same image share one pull. Cancel safe: dropping this call leaves the pull to the others; with the last one it
+    /// The image's own registry is asked by `access`. What is here is here for everybody, whoever may pull it.
+    ///
+    /// Calls for the same image by the same users share one pull. Cancel safe: dropping this call leaves the pull to the others; with the last one it
     /// ends, and its staging directory is removed. `progress` is set as it goes.
     pub async fn ensure(
         &self,
         image: &ImageRef,
         policy: PullPolicy,
+        access: &Access,
         progress: &watch::Sender<Progress>,
     ) -> Result<Image, ImageError> {
         let reference = image.to_string();
@@ -175,7 +182,10 @@ impl ImageStore {
                 None => {}
             }
         }
-        let (pull, mut seen) = self.join(image, reference, policy == PullPolicy::Always);
+        let (pull, mut seen) = self.join(
+            image,
+            (reference, policy == PullPolicy::Always, access.clone()),
+        );
         tokio::pin!(pull);
         loop {
             // Cancel safe: a shared future and a watch lose nothing when they are dropped.
@@ -185,6 +195,19 @@ impl ImageStore {
                     let now = *seen.borrow_and_update();
                     progress.send_replace(now);
                 }
+            }
+        }
+    }
+
+    /// Whether [`Self::ensure`] would ask a registry. What cannot be found out is told there.
+    pub async fn asks(&self, image: &ImageRef, policy: PullPolicy) -> bool {
+        let is_remote = matches!(image, ImageRef::Registry(_));
+        match policy {
+            PullPolicy::Always => is_remote,
+            PullPolicy::Never => false,
+            PullPolicy::IfNotPresent => {
+                let known = self.inner.known(image, &image.to_string()).await;
+                is_remote && matches!(known, Ok(None))
             }
         }
     }
@@ -215,19 +238,13 @@ impl ImageStore {
     }
 
     /// Joins the pull of `image`, or starts it.
-    fn join(
-        &self,
-        image: &ImageRef,
-        reference: String,
-        always: bool,
-    ) -> (Shared<Pull>, watch::Receiver<Progress>) {
-        let key = (reference, always);
+    fn join(&self, image: &ImageRef, want: Want) -> (Shared<Pull>, watch::Receiver<Progress>) {
         let mut flights = self
             .inner
             .flights
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(flight) = flights.get(&key)
+        if let Some(flight) = flights.get(&want)
             && let Some(pull) = flight.pull.upgrade()
             // One that has ended told what was true then, not now.
             && pull.peek().is_none()
@@ -242,15 +259,15 @@ impl ImageStore {
         });
         let (sender, progress) = watch::channel(Progress::default());
         let inner = Arc::clone(&self.inner);
-        let image = image.clone();
-        let pull: Pull = async move { inner.pull(&image, &sender).await }.boxed();
+        let (image, access) = (image.clone(), want.2.clone());
+        let pull: Pull = async move { inner.pull(&image, &access, &sender).await }.boxed();
         let pull = pull.shared();
         if let Some(weak) = pull.downgrade() {
             let flight = Flight {
                 pull: weak,
                 progress: progress.clone(),
             };
-            flights.insert(key, flight);
+            flights.insert(want, flight);
         }
         (pull, progress)
     }
@@ -274,13 +291,21 @@ impl Inner {
         known.await.map_err(|failure| failure.of(reference))
     }
 
-    async fn pull(&self, image: &ImageRef, progress: &watch::Sender<Progress>) -> Outcome {
+    async fn pull(
+        &self,
+        image: &ImageRef,
+        access: &Access,
+        progress: &watch::Sender<Progress>,
+    ) -> Outcome {
         let reference = image.to_string();
         let seconds = self.limits.deadline.as_secs();
         let result = tokio::time::timeout(self.limits.deadline, async {
             let mut attempt = 0;
             loop {
-                match self.pull_once(image, &reference, attempt, progress).await {
+                match self
+                    .pull_once(image, access, &reference, attempt, progress)
+                    .await
+                {
                     Err(Failure::Pull(detail)) if attempt < self.limits.retries => {
                         tracing::warn!(image = reference, detail, "a pull broke off; trying again");
                         tokio::time::sleep(RETRY * 2_u32.saturating_pow(attempt)).await;
@@ -299,12 +324,13 @@ impl Inner {
     async fn pull_once(
         &self,
         image: &ImageRef,
+        access: &Access,
         reference: &str,
         attempt: u32,
         progress: &watch::Sender<Progress>,
     ) -> Result<Image, Failure> {
         let local = self.local_images.as_deref();
-        match source::resolve(&self.registry, local, image, attempt).await? {
+        match source::resolve(&self.registry, local, image, access, attempt).await? {
             Resolved::Image(found) => self.take_image(*found, reference, progress).await,
             Resolved::Rootfs(rootfs) => self.take_rootfs(rootfs, reference, progress).await,
         }

@@ -35,6 +35,7 @@ pub(crate) fn record() -> SandboxRecord {
         spec: Effective {
             image: "oci:python".parse().unwrap(),
             pull_policy: PullPolicy::IfNotPresent,
+            pull_secrets: Vec::new(),
             main: MainCommand::Command(vec!["/bin/true".to_owned()]),
             env: Vec::new(),
             env_from: Vec::new(),

@@ -16,7 +16,7 @@ use super::holding::Shared;
 use super::record::{ImageUse, SandboxRecord, State, Usage};
 use super::step::{Action, Event};
 use super::{death, pace, start};
-use crate::image::Progress;
+use crate::image::{Access, Progress};
 use crate::instance::{Instance, limits};
 use crate::node::Node;
 use crate::source::SandboxKey;
@@ -178,9 +178,15 @@ impl Hands for NodeHands {
 impl Shared {
     async fn pull(self, record: SandboxRecord, events: mpsc::Sender<Event>) {
         self.take_values(&record, &events).await;
+        let (image, policy) = (&record.spec.image, record.spec.pull_policy);
+        let access = if self.node.images.asks(image, policy).await {
+            self.access(&record, &events).await
+        } else {
+            Access::default()
+        };
         let (progress, seen) = watch::channel(Progress::default());
         let outcome = tokio::select! {
-            outcome = self.node.images.ensure(&record.spec.image, record.spec.pull_policy, &progress) => outcome,
+            outcome = self.node.images.ensure(image, policy, &access, &progress) => outcome,
             // Tells for as long as the pull goes on.
             never = self.tell_progress(seen) => match never {},
         };

@@ -86,6 +86,8 @@ pub struct Lack {
 pub enum Lacking {
     /// The environment: keys of Secrets and `ConfigMap`s.
     Environment,
+    /// The image: Secrets with users of its registry.
+    Logins,
 }
 
 /// The image that a sandbox runs.

@@ -7,6 +7,7 @@ use super::holding::Shared;
 use super::record::{Lack, Lacking, SandboxRecord};
 use super::step::Event;
 use crate::cluster::{References, pause};
+use crate::image::Access;
 
 /// Failures in a row after which pauses do not grow any more, at some 8 s: what is missing is mostly on its way.
 const GROWTH: u32 = 4;
@@ -23,6 +24,22 @@ impl Shared {
             .until_had(Lacking::Environment, record, events, ask)
             .await;
         drop(events.send(Event::Valued(values)).await);
+    }
+
+    /// By whom the image is to be asked for, where it has to be.
+    pub(super) async fn access(
+        &self,
+        record: &SandboxRecord,
+        events: &mpsc::Sender<Event>,
+    ) -> Access {
+        let secrets = record.spec.pull_secrets.clone();
+        if secrets.is_empty() {
+            return Access::default();
+        }
+        let ask = References::logins;
+        let logins = self.until_had(Lacking::Logins, record, events, ask).await;
+        drop(events.send(Event::Lacks(None)).await);
+        Access { secrets, logins }
     }
 
     /// Asks again and again; tells the driver what is lacking meanwhile, whenever that is something else.

@@ -7,7 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::command;
-use super::record::{Pause, PausedBy, SandboxRecord, Stage, State, Termination};
+use super::record::{
+    Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State, Termination,
+};
 use crate::image::Progress;
 use crate::usage::Pressure;
 
@@ -210,7 +212,13 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
         (None, None, Some(Progress::Unpacking)) => {
             (False, ConditionReason::Unpacking, String::new())
         }
-        (None, None, None) => (False, ConditionReason::Waiting, String::new()),
+        (None, None, None) => match record.lacks.as_ref() {
+            Some(Lack {
+                what: Lacking::Logins,
+                why,
+            }) => (False, ConditionReason::WaitingForReferences, why.clone()),
+            _ => (False, ConditionReason::Waiting, String::new()),
+        },
     };
     lines.push((ConditionType::ImageReady, status, reason, message));
 

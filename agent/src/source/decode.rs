@@ -97,6 +97,11 @@ fn of_a_cluster(spec: &SandboxSpec) -> Vec<Violation> {
     let env = spec.env.iter().flatten();
     let mut from_objects = env.filter(|variable| variable.value_from.is_some());
     [
+        (
+            "spec.imagePullSecrets",
+            spec.image_pull_secrets.iter().flatten().next().is_some(),
+            "standalone has no Secrets: take the image from a registry or mirror that asks for no user, or from the local image directory",
+        ),
         ("spec.env", from_objects.next().is_some(), no_objects),
         (
             "spec.nodeSelector",
@@ -272,6 +277,13 @@ mod tests {
                     "image: python, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]",
                 ),
                 "spec.env: standalone has no Secrets",
+            ),
+            (
+                &GOOD.replace(
+                    "image: python",
+                    "image: python, imagePullSecrets: [{name: regcred}]",
+                ),
+                "spec.imagePullSecrets: standalone has no Secrets",
             ),
             (
                 &GOOD.replace(

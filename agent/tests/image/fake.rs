@@ -24,12 +24,17 @@ pub(crate) enum Answer {
     Flood,
     /// Whole, after a while.
     Slow(Vec<u8>, Duration),
+    /// Whole for whoever has this authorization; else 401 with these headers.
+    Guarded(String, String, Vec<u8>),
 }
+
+/// A request: its path, and its authorization.
+type Asked = (String, Option<String>);
 
 pub(crate) struct Fake {
     pub(crate) address: String,
     answers: Arc<Mutex<BTreeMap<String, Answer>>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
     task: JoinHandle<()>,
 }
 
@@ -38,7 +43,7 @@ impl Fake {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let answers: Arc<Mutex<BTreeMap<String, Answer>>> = Arc::default();
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
         let shared = (Arc::clone(&answers), Arc::clone(&asked));
         let task = tokio::spawn(async move {
             loop {
@@ -76,8 +81,17 @@ impl Fake {
             .lock()
             .unwrap()
             .iter()
-            .filter(|path| path.contains(part))
+            .filter(|(path, _)| path.contains(part))
             .count()
+    }
+
+    /// With which authorizations it was asked for what had `part` in its path.
+    pub(crate) fn authorizations(&self, part: &str) -> Vec<Option<String>> {
+        let asked = self.asked.lock().unwrap();
+        let asked = asked.iter().filter(|(path, _)| path.contains(part));
+        asked
+            .map(|(_, authorization)| authorization.clone())
+            .collect()
     }
 }
 
@@ -90,7 +104,7 @@ impl Drop for Fake {
 async fn serve(
     mut stream: TcpStream,
     answers: Arc<Mutex<BTreeMap<String, Answer>>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
 ) -> Option<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -99,7 +113,19 @@ async fn serve(
     let head = String::from_utf8(head).ok()?;
     let path = head.split(' ').nth(1)?.to_owned();
     let answer = answers.lock().unwrap().get(&path).cloned();
-    asked.lock().unwrap().push(path);
+    let authorization = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("authorization")
+            .then(|| value.to_owned())
+    });
+    let answer = match answer {
+        Some(Answer::Guarded(wanted, _, body)) if authorization.as_ref() == Some(&wanted) => {
+            Some(Answer::Whole(body))
+        }
+        Some(Answer::Guarded(_, headers, _)) => Some(Answer::Status("401 Unauthorized", headers)),
+        other => other,
+    };
+    asked.lock().unwrap().push((path, authorization));
     let begin = |length: usize| {
         format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
     };
@@ -117,6 +143,7 @@ async fn serve(
             stream.write_all(begin(body.len()).as_bytes()).await.ok()?;
             stream.write_all(&body).await.ok()?;
         }
+        Some(Answer::Guarded(..)) => return None,
         Some(Answer::Status(status, headers)) => {
             let reply = format!(
                 "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n"

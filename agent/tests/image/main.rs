@@ -8,6 +8,7 @@
 mod confine;
 mod fake;
 mod local;
+mod logins;
 mod registry;
 mod store;
 mod support;

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use cloche_agent::image::{ImageError, ImageStore, OpenError, Progress, PullPolicy};
+use cloche_agent::image::{Access, ImageError, ImageStore, OpenError, Progress, PullPolicy};
 use cloche_crds::Reason;
 use serde_json::json;
 use tokio::sync::watch;
@@ -101,7 +101,7 @@ async fn progress_is_told() {
         all
     });
     rig.store()
-        .ensure(&image, PullPolicy::Always, &sender)
+        .ensure(&image, PullPolicy::Always, &Access::default(), &sender)
         .await
         .unwrap();
     drop(sender);

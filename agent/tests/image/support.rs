@@ -10,7 +10,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use cloche_agent::image::{
-    Digest, Image, ImageError, ImageStore, Limits, Progress, PullPolicy, Registries, StoreConfig,
+    Access, Digest, Image, ImageError, ImageStore, Limits, Progress, PullPolicy, Registries,
+    StoreConfig,
 };
 use serde_json::{Value, json};
 use tar::{EntryType, Header};
@@ -328,9 +329,18 @@ impl Rig {
         image: &str,
         policy: PullPolicy,
     ) -> Result<Image, ImageError> {
+        self.ensure_as(image, policy, &Access::default()).await
+    }
+
+    pub(crate) async fn ensure_as(
+        &self,
+        image: &str,
+        policy: PullPolicy,
+        access: &Access,
+    ) -> Result<Image, ImageError> {
         let (progress, _) = watch::channel(Progress::default());
         self.store()
-            .ensure(&image.parse().unwrap(), policy, &progress)
+            .ensure(&image.parse().unwrap(), policy, access, &progress)
             .await
     }
 

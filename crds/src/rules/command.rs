@@ -1,9 +1,10 @@
 //! What runs, and where.
 
-use super::{Violation, excerpt};
+use super::placement::is_subdomain;
+use super::{Violation, excerpt, no_object_name};
 use crate::image::ImageRef;
-use crate::limits::{ARGUMENTS, PATH};
-use crate::sandbox::Sandbox;
+use crate::limits::{ARGUMENTS, PATH, PULL_SECRETS};
+use crate::sandbox::{PullSecret, Sandbox};
 
 /// `spec.image` is an image reference.
 pub(super) fn image(sandbox: &Sandbox) -> Vec<Violation> {
@@ -15,15 +16,49 @@ pub(super) fn image(sandbox: &Sandbox) -> Vec<Violation> {
 
 /// `spec.imagePullPolicy` is of an image that can be pulled.
 pub(super) fn pull_policy(sandbox: &Sandbox) -> Vec<Violation> {
-    let is_local = matches!(
-        sandbox.spec.image.parse(),
-        Ok(ImageRef::OciLayout(_) | ImageRef::OciArchive(_) | ImageRef::Rootfs(_))
-    );
-    if sandbox.spec.image_pull_policy.is_none() || !is_local {
+    if sandbox.spec.image_pull_policy.is_none() || !is_local(sandbox) {
         return Vec::new();
     }
     let message = "means nothing for a local image, which is looked at whenever a sandbox starts: leave it out";
     vec![Violation::new("spec.imagePullPolicy", message)]
+}
+
+/// `spec.imagePullSecrets` is a bounded list of objects that can exist, each once, for an image that can be pulled.
+pub(super) fn pull_secrets(sandbox: &Sandbox) -> Vec<Violation> {
+    const PATH: &str = "spec.imagePullSecrets";
+    let Some(secrets) = &sandbox.spec.image_pull_secrets else {
+        return Vec::new();
+    };
+    let mut broken = Vec::new();
+    if secrets.len() > PULL_SECRETS {
+        let message = format!(
+            "has {} entries; at most {PULL_SECRETS} are allowed",
+            secrets.len()
+        );
+        broken.push(Violation::new(PATH, message));
+    }
+    if is_local(sandbox) {
+        let message =
+            "means nothing for a local image, which no registry is asked for: leave it out";
+        broken.push(Violation::new(PATH, message));
+    }
+    for (index, PullSecret { name }) in secrets.iter().enumerate() {
+        let path = format!("{PATH}[{index}].name");
+        if !is_subdomain(name) {
+            broken.push(Violation::new(path, no_object_name(name)));
+        } else if secrets[..index].iter().any(|other| other.name == *name) {
+            let message = format!("{} stands there already: keep one", excerpt(name));
+            broken.push(Violation::new(path, message));
+        }
+    }
+    broken
+}
+
+fn is_local(sandbox: &Sandbox) -> bool {
+    matches!(
+        sandbox.spec.image.parse(),
+        Ok(ImageRef::OciLayout(_) | ImageRef::OciArchive(_) | ImageRef::Rootfs(_))
+    )
 }
 
 /// `spec.command` begins with a program and is of what Linux can take. Empty means absent, as in a pod.

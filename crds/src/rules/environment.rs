@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::placement::is_subdomain;
-use super::{Violation, excerpt};
+use super::{Violation, excerpt, no_object_name};
 use crate::limits::{ENV, ENV_NAME, ENV_VALUE, OBJECT_NAME, PROCESS_BYTES};
 use crate::sandbox::{EnvVar, EnvVarSource, KeyRef, Sandbox};
 
@@ -107,11 +107,7 @@ fn of_key(path: &str, reference: &KeyRef) -> Vec<Violation> {
     } = reference;
     let mut broken = Vec::new();
     if !is_subdomain(name) {
-        let message = format!(
-            "{} is not an object's name: write at most {OBJECT_NAME} lower-case letters, digits, - and .",
-            excerpt(name)
-        );
-        broken.push(Violation::new(format!("{path}.name"), message));
+        broken.push(Violation::new(format!("{path}.name"), no_object_name(name)));
     }
     if !is_key(key) {
         let message = format!(

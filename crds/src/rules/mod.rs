@@ -17,6 +17,7 @@ use std::fmt;
 pub use placement::is_subdomain;
 pub use update::check_update;
 
+use crate::limits::OBJECT_NAME;
 use crate::sandbox::{Effective, Sandbox};
 
 /// What is wrong with one field.
@@ -71,7 +72,7 @@ pub struct Rule {
 }
 
 /// Every rule of a single object. What compares two is [`check_update`].
-pub const RULES: [Rule; 30] = [
+pub const RULES: [Rule; 31] = [
     Rule {
         name: "name",
         check: metadata::name,
@@ -87,6 +88,10 @@ pub const RULES: [Rule; 30] = [
     Rule {
         name: "pull-policy",
         check: command::pull_policy,
+    },
+    Rule {
+        name: "pull-secrets",
+        check: command::pull_secrets,
     },
     Rule {
         name: "command",
@@ -205,6 +210,14 @@ pub fn validate(sandbox: &Sandbox) -> Result<Effective, Violations> {
     } else {
         Err(Violations(broken))
     }
+}
+
+/// What is said of a name that no object has.
+fn no_object_name(name: &str) -> String {
+    format!(
+        "{} is not an object's name: write at most {OBJECT_NAME} lower-case letters, digits, - and .",
+        excerpt(name)
+    )
 }
 
 /// A few characters of a value that a user has to find again; never a whole secret or a megabyte.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Violation;
-use crate::sandbox::{EnvVar, Sandbox, SandboxSpec, SecurityContext};
+use crate::sandbox::{EnvVar, PullSecret, Sandbox, SandboxSpec, SecurityContext};
 
 /// Everything in `new` that cannot follow `old`: all of the spec but `lifecycle`.
 ///
@@ -13,6 +13,7 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
     let SandboxSpec {
         image,
         image_pull_policy,
+        image_pull_secrets,
         command,
         args,
         env,
@@ -29,6 +30,10 @@ pub fn check_update(old: &Sandbox, new: &Sandbox) -> Vec<Violation> {
     [
         ("spec.image", *image == new.image),
         ("spec.imagePullPolicy", *image_pull_policy == new.image_pull_policy),
+        (
+            "spec.imagePullSecrets",
+            sorted(image_pull_secrets.as_ref()) == sorted(new.image_pull_secrets.as_ref()),
+        ),
         ("spec.command", *command == new.command),
         ("spec.args", *args == new.args),
         ("spec.env", by_name(env.as_ref()) == by_name(new.env.as_ref())),
@@ -62,6 +67,13 @@ fn by_name(env: Option<&Vec<EnvVar>>) -> Option<BTreeMap<&str, &EnvVar>> {
             .map(|variable| (variable.name.as_str(), variable))
             .collect(),
     )
+}
+
+/// And this one.
+fn sorted(secrets: Option<&Vec<PullSecret>>) -> Option<Vec<PullSecret>> {
+    let mut secrets = secrets?.clone();
+    secrets.sort_unstable();
+    Some(secrets)
 }
 
 /// And these lists as sets.

@@ -1,6 +1,6 @@
 //! What a spec means after validation and defaults: plain values, nothing left to parse.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,10 @@ pub struct Effective {
     pub image: ImageRef,
     /// When its registry is asked.
     pub pull_policy: PullPolicy,
+    /// Names of Secrets with users of registries, in the order in which they are tried. Not in records of agents that are older than the
+    /// field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pull_secrets: Vec<String>,
     /// What runs as the sandbox's own command.
     pub main: MainCommand,
     /// What the spec itself gives a value, in its order; names are unique, also with those of `env_from`.
@@ -98,6 +102,12 @@ impl Effective {
         Ok(Self {
             pull_policy: spec.image_pull_policy.unwrap_or(default_policy),
             image,
+            pull_secrets: spec
+                .image_pull_secrets
+                .iter()
+                .flatten()
+                .map(|secret| secret.name.clone())
+                .collect(),
             main,
             env: env.collect(),
             env_from: env_from.collect(),
@@ -139,6 +149,7 @@ impl Effective {
         let Self {
             image,
             pull_policy,
+            pull_secrets,
             main,
             env,
             env_from,
@@ -155,6 +166,7 @@ impl Effective {
         } = self;
         *image == other.image
             && *pull_policy == other.pull_policy
+            && pull_secrets.iter().collect::<BTreeSet<_>>() == other.pull_secrets.iter().collect()
             && *main == other.main
             && by_name(env) == by_name(&other.env)
             && references_by_name(env_from) == references_by_name(&other.env_from)

@@ -59,6 +59,10 @@ pub struct SandboxSpec {
     /// When the image is asked for at its registry; not for local images. Default: `Always` for the tag `latest`, else `IfNotPresent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<PullPolicy>,
+    /// Secrets in the sandbox's namespace with users and passwords of registries, tried in this order where the image has to be asked for;
+    /// not for local images. Only in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_secrets: Option<Vec<PullSecret>>,
     /// The main process in place of the image's entrypoint; when it exits the sandbox ends. Where command and args are both
     /// absent the sandbox idles and serves exec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,6 +108,16 @@ pub enum PullPolicy {
     IfNotPresent,
     /// Never: an image that the node has not got ends the sandbox with `ImageNotFound`.
     Never,
+}
+
+/// A Secret of type `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PullSecret {
+    /// Its name.
+    pub name: String,
 }
 
 /// One environment variable.

@@ -1,8 +1,8 @@
-//! Bounds on the environment, and on what it is taken from.
+//! Bounds on what is taken from objects beside the sandbox: the environment, and users of registries.
 
 use serde_json::{Value, json};
 
-use crate::limits::{ENV, ENV_NAME, ENV_VALUE, OBJECT_NAME};
+use crate::limits::{ENV, ENV_NAME, ENV_VALUE, OBJECT_NAME, PULL_SECRETS};
 
 /// A DNS subdomain of RFC 1123, in lower case.
 pub(super) const SUBDOMAIN: &str =
@@ -16,6 +16,15 @@ pub(super) fn bounds() -> Vec<(&'static str, Value)> {
         "pattern": r"^([-_a-zA-Z0-9][-._a-zA-Z0-9]*|\.[-_a-zA-Z0-9][-._a-zA-Z0-9]*)$",
     });
     vec![
+        (
+            "spec.imagePullSecrets",
+            json!({
+                "maxItems": PULL_SECRETS,
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            }),
+        ),
+        ("spec.imagePullSecrets[].name", name.clone()),
         (
             "spec.env",
             json!({

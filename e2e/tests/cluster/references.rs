@@ -10,6 +10,8 @@ use cloche_e2e::cluster::{self, Cluster, condition};
 use cloche_identity::{Credentials, Identity};
 use cloche_proto::operator::v1alpha1::references_client::ReferencesClient;
 use cloche_proto::operator::v1alpha1::{SandboxReference, Variable};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -55,18 +57,12 @@ async fn objects(cluster: &Cluster) -> Result<()> {
     cluster.apply(&map.to_string()).await
 }
 
-fn message<'a>(object: &'a Sandbox, kind: &str) -> &'a str {
-    let conditions = object.status.iter().flat_map(|status| &status.conditions);
-    let mut of_kind = conditions.filter(|condition| condition.type_ == kind);
-    of_kind.next().map_or("", |condition| &condition.message)
-}
-
 /// Waits until the sandbox says that it waits, and for what.
 async fn waits(cluster: &Cluster, name: &str, what: &str) -> Result<()> {
     let told = format!("it waits: {what}");
     let object = cluster
         .wait(name, LIMIT, &told, |object| {
-            message(object, "Ready").contains(what)
+            scene::message(object, "Ready").contains(what)
         })
         .await?;
     let conditions = &object.status.as_ref().context("its status")?.conditions;
@@ -130,21 +126,14 @@ async fn values_arrive_are_the_same_for_all_and_stand_nowhere_else() {
     .unwrap();
 }
 
-/// Nobody but the owner reads the records in `folder`, or comes into the folders on the way.
+/// Nobody but the owner comes into the folders in `folder`, or reads the records there.
 fn private(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder).context("list a folder")? {
         let path = entry.context("list a folder")?.path();
-        let mode = path
-            .symlink_metadata()
-            .context("look at a file")?
-            .permissions()
-            .mode();
-        let of_others = mode & 0o077;
-        if path.is_dir() || path.ends_with("record.json") {
-            ensure!(of_others == 0, "{}: {mode:o}", path.display());
-        }
-        if path.is_dir() {
-            private(&path)?;
+        for (path, mode) in [(path.clone(), 0o700), (path.join("record.json"), 0o600)] {
+            let found = path.metadata().context("look at a file")?.permissions();
+            let found = found.mode() & 0o777;
+            ensure!(found == mode, "{}: {found:o}", path.display());
         }
     }
     Ok(())
@@ -216,6 +205,10 @@ async fn ask(
     })
 }
 
+fn is_forbidden<T>(answer: Result<T, kube::Error>) -> bool {
+    matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
+}
+
 #[tokio::test]
 async fn only_the_agent_of_its_node_learns_only_what_the_spec_names() {
     cluster::run(2, scene::options().unwrap(), async |cluster| {
@@ -256,17 +249,31 @@ async fn only_the_agent_of_its_node_learns_only_what_the_spec_names() {
             ensure!(ask(cluster, &one, question).await? == Err(code), "{told}");
         }
 
+        // There is no way around it: an agent reads no Secret, and the operator those alone that it is told to.
+        let agent: Api<Secret> =
+            Api::default_namespaced(cluster.agent_client("node1").await?);
+        ensure!(is_forbidden(agent.get("db").await));
+        let operator = cluster
+            .client_as("system:serviceaccount:cloche-system:cloche-operator")
+            .await?;
+        let all: Api<Secret> = Api::all(operator.clone());
+        ensure!(is_forbidden(all.list(&ListParams::default()).await));
+        let secrets: Api<Secret> = Api::default_namespaced(operator);
+        ensure!(is_forbidden(secrets.list(&ListParams::default()).await));
+        let gone = secrets.delete("db", &DeleteParams::default()).await;
+        ensure!(is_forbidden(gone));
+
         // Cloche's own nobody gets, not even who may create Sandboxes where it is.
         let own = json!({"env": [key("KEY", "cloche-ca", "tls.key")], "nodeSelector": {"kubernetes.io/hostname": "node1"}});
         cluster.apply(&scene::manifest("cloche-system", "thief", &own)).await?;
-        let thief: kube::Api<Sandbox> =
-            kube::Api::namespaced(cluster.plane.client().await?, "cloche-system");
+        let thief: Api<Sandbox> =
+            Api::namespaced(cluster.plane.client().await?, "cloche-system");
         cloche_e2e::deadline::until(LIMIT, "it waits", async || {
             let object = thief.get("thief").await.context("get it")?;
-            Ok(message(&object, "Ready").contains("is Cloche's own").then_some(()))
+            Ok(scene::message(&object, "Ready").contains("is Cloche's own").then_some(()))
         })
         .await?;
-        thief.delete("thief", &kube::api::DeleteParams::default()).await?;
+        thief.delete("thief", &DeleteParams::default()).await?;
         cloche_e2e::deadline::until(LIMIT, "it is gone", async || {
             Ok(thief.get_opt("thief").await.context("get it")?.is_none().then_some(()))
         })

@@ -1,6 +1,7 @@
 //! What these tests have in common.
 
 use anyhow::Result;
+use cloche_crds::Sandbox;
 use cloche_e2e::cluster::Cluster;
 use cloche_e2e::{Options, image};
 use k8s_openapi::api::events::v1::Event;
@@ -31,6 +32,15 @@ pub(crate) fn manifest(namespace: &str, name: &str, more: &Value) -> String {
         "spec": spec,
     })
     .to_string()
+}
+
+/// The message of a condition; empty where there is none.
+pub(crate) fn message<'a>(object: &'a Sandbox, kind: &str) -> &'a str {
+    let conditions = object.status.iter().flat_map(|status| &status.conditions);
+    let mut of_kind = conditions.filter(|condition| condition.type_ == kind);
+    of_kind
+        .next()
+        .map_or("", |condition| condition.message.as_str())
 }
 
 /// Applies one in the namespace `default`, and waits until it is Ready.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cloche_crds::cluster::CA_SECRET;
 use cloche_crds::rules::{is_subdomain, validate};
 use cloche_crds::sandbox::ReferenceKind;
-use cloche_crds::{Effective, Sandbox};
+use cloche_crds::{Effective, ImageRef, Sandbox};
 use cloche_identity::{Credentials, Identity};
 use cloche_proto::operator::v1alpha1 as pb;
 use cloche_proto::operator::v1alpha1::references_server::{References, ReferencesServer};
@@ -20,6 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::binding::is_of;
+use super::docker;
 use super::environment::{Found, Named, objects, values};
 use crate::told::chain;
 
@@ -82,6 +83,34 @@ impl References for Service {
             .map(|(name, value)| pb::Variable { name, value })
             .collect();
         Ok(Response::new(pb::EnvironmentResponse { variables }))
+    }
+
+    async fn logins(
+        &self,
+        request: Request<pb::SandboxReference>,
+    ) -> Result<Response<pb::LoginsResponse>, Status> {
+        let (namespace, spec) = self.asked(request).await?;
+        let ImageRef::Registry(image) = &spec.image else {
+            return Ok(Response::new(pb::LoginsResponse::default()));
+        };
+        let mut logins = Vec::new();
+        for name in &spec.pull_secrets {
+            let secret = self.secret(&namespace, name).await?;
+            let found = secret
+                .ok_or_else(|| "is not there".to_owned())
+                .and_then(|secret| docker::logins(&secret, image));
+            let found = found.map_err(|fault| {
+                Status::failed_precondition(format!(
+                    "imagePullSecrets: the Secret {name:?} {fault}"
+                ))
+            })?;
+            logins.extend(found.into_iter().map(|login| pb::Login {
+                secret: name.clone(),
+                user: login.user,
+                password: login.password,
+            }));
+        }
+        Ok(Response::new(pb::LoginsResponse { logins }))
     }
 }
 

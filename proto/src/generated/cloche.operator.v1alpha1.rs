@@ -24,6 +24,23 @@ pub struct Variable {
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoginsResponse {
+    /// In the order in which they are to be tried.
+    #[prost(message, repeated, tag = "1")]
+    pub logins: ::prost::alloc::vec::Vec<Login>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct Login {
+    /// The Secret that it is from.
+    #[prost(string, tag = "1")]
+    pub secret: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub user: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub password: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod references_client {
     #![allow(
@@ -146,6 +163,30 @@ pub mod references_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// By whom spec.imagePullSecrets lets the registry of spec.image be asked.
+        pub async fn logins(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SandboxReference>,
+        ) -> std::result::Result<tonic::Response<super::LoginsResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/cloche.operator.v1alpha1.References/Logins",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("cloche.operator.v1alpha1.References", "Logins"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -169,6 +210,11 @@ pub mod references_server {
             tonic::Response<super::EnvironmentResponse>,
             tonic::Status,
         >;
+        /// By whom spec.imagePullSecrets lets the registry of spec.image be asked.
+        async fn logins(
+            &self,
+            request: tonic::Request<super::SandboxReference>,
+        ) -> std::result::Result<tonic::Response<super::LoginsResponse>, tonic::Status>;
     }
     /// Answers of one sandbox alone, to the agent of the node that it is bound to, and of what its spec names alone: an agent cannot say which
     /// object it wants to see. PERMISSION_DENIED for a sandbox that is not bound to the node of the client's certificate, or not the one of this
@@ -280,6 +326,51 @@ pub mod references_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = EnvironmentSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/cloche.operator.v1alpha1.References/Logins" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoginsSvc<T: References>(pub Arc<T>);
+                    impl<
+                        T: References,
+                    > tonic::server::UnaryService<super::SandboxReference>
+                    for LoginsSvc<T> {
+                        type Response = super::LoginsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SandboxReference>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as References>::logins(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoginsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

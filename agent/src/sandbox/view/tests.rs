@@ -106,6 +106,16 @@ fn one_that_waits_for_a_secret_says_so() {
         status.conditions[2].message,
         "env A: there is no Secret \"db\""
     );
+    waiting.lacks = Some(Lack {
+        what: Lacking::Logins,
+        why: "the Secret \"regcred\" is not there".to_owned(),
+    });
+    let status = shown(&waiting, &Beside::default());
+    let told = [
+        "ImageReady=False/WaitingForReferences",
+        "Ready=False/WaitingForReferences",
+    ];
+    assert_eq!(lines(&status)[1..], told);
 }
 
 #[test]
