@@ -118,9 +118,9 @@ struct Inner {
     making: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-/// What makes two pulls the same: the reference, whether the registry has to be asked, and by whom. One who asks by another user must not
-/// have what that user could not get.
-type Want = (String, bool, Access);
+/// What makes two pulls the same: the reference, whether the registry has to be asked, and by whom ([`Access::mark`]). Nobody gets by
+/// another's user what their own could not get.
+type Want = (String, bool, Digest);
 type Outcome = Result<Image, ImageError>;
 type Pull = BoxFuture<'static, Outcome>;
 
@@ -182,10 +182,8 @@ impl ImageStore {
                 None => {}
             }
         }
-        let (pull, mut seen) = self.join(
-            image,
-            (reference, policy == PullPolicy::Always, access.clone()),
-        );
+        let want = (reference, policy == PullPolicy::Always, access.mark());
+        let (pull, mut seen) = self.join(image, access, want);
         tokio::pin!(pull);
         loop {
             // Cancel safe: a shared future and a watch lose nothing when they are dropped.
@@ -238,7 +236,12 @@ impl ImageStore {
     }
 
     /// Joins the pull of `image`, or starts it.
-    fn join(&self, image: &ImageRef, want: Want) -> (Shared<Pull>, watch::Receiver<Progress>) {
+    fn join(
+        &self,
+        image: &ImageRef,
+        access: &Access,
+        want: Want,
+    ) -> (Shared<Pull>, watch::Receiver<Progress>) {
         let mut flights = self
             .inner
             .flights
@@ -259,7 +262,7 @@ impl ImageStore {
         });
         let (sender, progress) = watch::channel(Progress::default());
         let inner = Arc::clone(&self.inner);
-        let (image, access) = (image.clone(), want.2.clone());
+        let (image, access) = (image.clone(), access.clone());
         let pull: Pull = async move { inner.pull(&image, &access, &sender).await }.boxed();
         let pull = pull.shared();
         if let Some(weak) = pull.downgrade() {

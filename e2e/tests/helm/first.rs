@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cloche_e2e::audit::{Leak, Ledger, World, judge_idle};
 use cloche_e2e::helm::{self, Release};
+use serde_json::json;
 
 /// The repository's example.
 const EXAMPLE: &str = concat!(
@@ -47,4 +48,36 @@ async fn sees(release: &Release, name: &str) -> Result<()> {
     let record = Leak::Record("sandbox", uid);
     ensure!(leaks.contains(&record), "no {record} in {leaks:?}");
     Ok(())
+}
+
+/// The agents find the operator by its Service, and the chart gives both what they need for that and no more.
+#[tokio::test]
+async fn a_value_comes_from_a_secret() {
+    helm::run(async |release: &Release| {
+        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {
+                "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "db", "namespace": "default"},
+                "stringData": {"password": "hunter2"},
+            },
+            {
+                "apiVersion": "cloche.dev/v1alpha1", "kind": "Sandbox", "metadata": {"name": "taker", "namespace": "default"},
+                "spec": {
+                    "image": "busybox:latest",
+                    "env": [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}],
+                },
+            },
+        ]});
+        release.apply(&objects.to_string()).await?;
+        release.wait_ready("taker").await?;
+        let seen = release.exec_text("taker", &["sh", "-c", "echo $PASSWORD"]).await?;
+        ensure!(seen == "hunter2\n", "{seen}");
+        for account in ["cloche-agent", "cloche-gateway"] {
+            let account = format!("--as=system:serviceaccount:cloche-system:{account}");
+            let may = release.kubectl(&["auth", "can-i", "get", "secrets/db", &account]).await?;
+            ensure!(may.stdout.starts_with(b"no"), "{may:?}");
+        }
+        release.kubectl_text(&["delete", "secret/db", "sbx/taker", "--timeout=60s"]).await.map(drop)
+    })
+    .await
+    .unwrap();
 }

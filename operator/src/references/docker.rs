@@ -201,6 +201,7 @@ fn label_fits(pattern: &[u8], label: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use cloche_crds::ImageRef;
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
@@ -367,5 +368,34 @@ mod tests {
         }
         let empty = secret(json, ".dockerconfigjson", "{}");
         assert_eq!(users(&empty, "r.example/app"), [""; 0]);
+    }
+
+    /// What `*` and `?` mean, said plainly.
+    fn fits(pattern: &[u8], label: &[u8]) -> bool {
+        match (pattern.split_first(), label.split_first()) {
+            (None, _) => label.is_empty(),
+            (Some((b'*', rest)), _) => (0..=label.len()).any(|taken| fits(rest, &label[taken..])),
+            (Some((b'?', rest)), Some((_, after))) => fits(rest, after),
+            (Some((byte, rest)), Some((first, after))) => byte == first && fits(rest, after),
+            (Some(_), None) => false,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn labels_fit_as_is_said(pattern in "[ab*?]{0,8}", label in "[ab]{0,8}") {
+            let (pattern, label) = (pattern.as_bytes(), label.as_bytes());
+            prop_assert_eq!(label_fits(pattern, label), fits(pattern, label));
+        }
+
+        #[test]
+        fn anything_is_read_or_refused(text in ".{0,60}", place in ".{0,30}", auth in ".{0,30}") {
+            let wild = secret("kubernetes.io/dockercfg", ".dockercfg", &text);
+            prop_assert!(logins(&wild, &image("r.example/app")).map_or(true, |found| found.is_empty()));
+            let entry = json!({ place.as_str(): {"auth": auth}, "r.example": {"username": "a", "password": "b"} });
+            if let Ok(found) = logins(&config(&entry), &image("r.example/app")) {
+                prop_assert!(found.iter().any(|login| login.user == "a") || place == "r.example");
+            }
+        }
     }
 }
