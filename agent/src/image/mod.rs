@@ -16,6 +16,7 @@
 
 mod access;
 mod cache;
+mod challenge;
 mod digest;
 mod error;
 mod local;

@@ -3,14 +3,13 @@
 //! Registries are hostile: every reply is bounded in size and time before anything of it is kept, redirects and token servers may not
 //! lead from HTTPS to plain HTTP, and plain HTTP is spoken only with addresses of this machine that the node's owner listed.
 //!
-//! Users and passwords go to the registry that the reference names, never to its mirrors, and only after it has asked for them: by Basic
+//! Users and passwords go to the registry that the reference names, never to its mirrors, and only after it has itself asked for them: by Basic
 //! authentication to itself, or to the token server that it names (distribution's token authentication). That server may be another host,
 //! as it is of most public registries: a registry that is trusted with a password could hand it on anyway. Over HTTPS, and for a registry
 //! over plain HTTP on this machine, also what the node's owner listed. No redirect to another host or port takes them along, nor tokens
 //! (reqwest takes `Authorization` off); blobs mostly lie behind one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,12 +17,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use cloche_crds::image::RegistryRef;
 use futures::{Stream, StreamExt};
-use reqwest::header::{ACCEPT, CONTENT_TYPE, WWW_AUTHENTICATE};
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::access::{Access, Login};
+use super::challenge::{Authorization, Challenge};
 use super::digest::Digest;
 use super::error::Failure;
 use super::manifest::{ACCEPTED, Blob, DOCUMENT_MAX};
@@ -91,32 +91,6 @@ pub(super) struct Repository<'a> {
 struct Held {
     login: usize,
     authorization: Authorization,
-}
-
-/// What a request proves itself by.
-#[derive(Clone)]
-enum Authorization {
-    Basic(Login),
-    Bearer(String),
-}
-
-/// Not shown.
-impl fmt::Debug for Authorization {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Basic(_) => "Basic",
-            Self::Bearer(_) => "Bearer",
-        })
-    }
-}
-
-/// What a registry asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Challenge {
-    /// User and password.
-    Basic,
-    /// A token of a server, with these parameters.
-    Bearer(BTreeMap<String, String>),
 }
 
 impl Registry {
@@ -257,7 +231,7 @@ impl Repository<'_> {
         let mut response = self
             .send(url.clone(), accept, authorization.as_ref())
             .await?;
-        let Some(challenge) = asked_for(&response) else {
+        let Some(challenge) = self.asked_for(&response) else {
             return self.judge(response, name).await;
         };
         // One that held before is asked again, as where its token has run out; then the ones after it.
@@ -283,6 +257,15 @@ impl Repository<'_> {
         self.judge(response, name).await
     }
 
+    /// What a refusal asks for, where it is the registry's own: to where it redirects is no place to ask for its users.
+    fn asked_for(&self, refusal: &Response) -> Option<Challenge> {
+        let is_own = refusal.url().origin() == self.base.origin();
+        let is_refused = refusal.status() == StatusCode::UNAUTHORIZED;
+        (is_own && is_refused)
+            .then(|| Challenge::of(refusal.headers()))
+            .flatten()
+    }
+
     async fn send(
         &self,
         url: Url,
@@ -293,11 +276,9 @@ impl Repository<'_> {
         if accept {
             request = request.header(ACCEPT, ACCEPTED.join(", "));
         }
-        let request = match authorization {
-            None => request,
-            Some(Authorization::Basic(login)) => by(request, login),
-            Some(Authorization::Bearer(token)) => request.bearer_auth(token),
-        };
+        if let Some(authorization) = authorization {
+            request = authorization.on(request);
+        }
         self.within(request).await
     }
 
@@ -360,11 +341,10 @@ impl Repository<'_> {
                 .iter()
                 .filter(|(key, _)| *key == "service" || *key == "scope"),
         );
-        let request = self.client.get(realm);
-        let request = match login {
-            Some(login) => by(request, login),
-            None => request,
-        };
+        let mut request = self.client.get(realm);
+        if let Some(login) = login {
+            request = Authorization::Basic(login.clone()).on(request);
+        }
         let response = self.within(request).await?;
         if !response.status().is_success() {
             return Ok(None);
@@ -420,49 +400,6 @@ impl Repository<'_> {
     }
 }
 
-/// A request by user and password.
-fn by(request: reqwest::RequestBuilder, login: &Login) -> reqwest::RequestBuilder {
-    request.basic_auth(&login.user, Some(&login.password))
-}
-
-/// What a refusal asks for: a token where that will do.
-fn asked_for(refusal: &Response) -> Option<Challenge> {
-    if refusal.status() != StatusCode::UNAUTHORIZED {
-        return None;
-    }
-    let values = refusal.headers().get_all(WWW_AUTHENTICATE).iter();
-    let texts = values.filter_map(|value| value.to_str().ok());
-    let (tokens, others): (Vec<_>, Vec<_>) = texts
-        .filter_map(challenge)
-        .partition(|challenge| matches!(challenge, Challenge::Bearer(_)));
-    tokens.into_iter().chain(others).next()
-}
-
-/// A challenge of a kind that is known (RFC 9110, 11.6.1).
-fn challenge(value: &str) -> Option<Challenge> {
-    let (scheme, mut rest) = value.split_once(' ').unwrap_or((value, ""));
-    if scheme.eq_ignore_ascii_case("basic") {
-        return Some(Challenge::Basic);
-    }
-    if !scheme.eq_ignore_ascii_case("bearer") || rest.is_empty() {
-        return None;
-    }
-    let mut parameters = BTreeMap::new();
-    loop {
-        rest = rest.trim_start_matches([' ', ',']);
-        if rest.is_empty() {
-            return Some(Challenge::Bearer(parameters));
-        }
-        let (key, after) = rest.split_once('=')?;
-        let value;
-        (value, rest) = match after.strip_prefix('"') {
-            Some(quoted) => quoted.split_once('"')?,
-            None => after.split_once(',').unwrap_or((after, "")),
-        };
-        parameters.insert(key.trim().to_ascii_lowercase(), value.to_owned());
-    }
-}
-
 /// The first message of the distribution API's error list, shortened, for the end of a sentence.
 fn said(body: &[u8]) -> String {
     #[derive(Deserialize)]
@@ -484,31 +421,6 @@ fn said(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn challenges() {
-        let challenged = challenge(
-            r#"Bearer realm="https://auth.example/token",service="registry.example", scope="repository:a/b:pull,push",x=y"#,
-        )
-        .unwrap();
-        let Challenge::Bearer(found) = challenged else {
-            panic!("{challenged:?}");
-        };
-        assert_eq!(found["realm"], "https://auth.example/token");
-        assert_eq!(found["service"], "registry.example");
-        assert_eq!(found["scope"], "repository:a/b:pull,push");
-        assert_eq!(found["x"], "y");
-        for basic in [
-            "Basic realm=\"x\"",
-            "basic",
-            "BASIC realm=x, charset=\"UTF-8\"",
-        ] {
-            assert_eq!(challenge(basic), Some(Challenge::Basic), "{basic}");
-        }
-        for other in ["Negotiate x", "", "Bearer", "Bearer realm=\"x", "Bearer x"] {
-            assert_eq!(challenge(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn plain_http_is_for_this_machine_alone() {

@@ -196,6 +196,32 @@ async fn a_token_server_gets_the_user_and_storage_gets_nothing() {
 }
 
 #[tokio::test]
+async fn where_a_registry_redirects_to_nobody_is_named() {
+    let (registry, other) = (Fake::start().await, Fake::start().await);
+    let made = image();
+    guard(&registry, &made, ANN, BASIC);
+    let token = format!(
+        "WWW-Authenticate: Bearer realm=\"http://{}/token\",service=\"s\"\r\n",
+        other.address
+    );
+    let rig = rig(&[&registry, &other]);
+    for challenge in [BASIC, token.as_str()] {
+        guard(&other, &made, "Bearer t1", challenge);
+        for digest in made.blobs.keys() {
+            let path = format!("/v2/app/blobs/{digest}");
+            let elsewhere = format!("Location: http://{}{path}\r\n", other.address);
+            let redirect = Answer::Status("307 Temporary Redirect", elsewhere);
+            registry.set(&path, redirect);
+        }
+        let error = pull(&rig, &registry, &access(&[ann()])).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::ImageUnauthorized, "{error}");
+    }
+    assert!(other.asked("/blobs/") > 0);
+    assert_eq!(other.asked("/token"), 0);
+    assert!(other.authorizations("/").iter().all(Option::is_none));
+}
+
+#[tokio::test]
 async fn a_token_that_has_run_out_is_had_anew_by_the_same_user() {
     let fake = Fake::start().await;
     let rig = rig(&[&fake]);

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cloche_e2e::audit::{Leak, Ledger, World, judge_idle};
 use cloche_e2e::helm::{self, Release};
+use cloche_e2e::subject;
 use serde_json::json;
 
 /// The repository's example.
@@ -54,20 +55,15 @@ async fn sees(release: &Release, name: &str) -> Result<()> {
 #[tokio::test]
 async fn a_value_comes_from_a_secret() {
     helm::run(async |release: &Release| {
-        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
-            {
-                "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "db", "namespace": "default"},
-                "stringData": {"password": "hunter2"},
-            },
-            {
-                "apiVersion": "cloche.dev/v1alpha1", "kind": "Sandbox", "metadata": {"name": "taker", "namespace": "default"},
-                "spec": {
-                    "image": "busybox:latest",
-                    "env": [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}],
-                },
-            },
-        ]});
-        release.apply(&objects.to_string()).await?;
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "db", "namespace": "default"},
+            "stringData": {"password": "hunter2"},
+        });
+        release.apply(&secret.to_string()).await?;
+        let password = json!({"secretKeyRef": {"name": "db", "key": "password"}});
+        let env = json!([{"name": "PASSWORD", "valueFrom": password}]);
+        let spec = json!({"image": "busybox:latest", "env": env});
+        release.apply(&subject::manifest("taker", &spec)).await?;
         release.wait_ready("taker").await?;
         let seen = release.exec_text("taker", &["sh", "-c", "echo $PASSWORD"]).await?;
         ensure!(seen == "hunter2\n", "{seen}");
