@@ -7,9 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::command;
-use super::record::{
-    Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State, Termination,
-};
+use super::record::{Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State, Termination};
 use crate::image::Progress;
 use crate::usage::Pressure;
 

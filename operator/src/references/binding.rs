@@ -73,6 +73,7 @@ mod tests {
                 finished_at: None,
                 peak_memory_bytes: None,
                 cpu_seconds: None,
+                written_bytes: None,
             });
         }));
     }

@@ -256,7 +256,7 @@ mod tests {
         ]);
         insta::assert_snapshot!(lines.join("\n"));
         let of_uid = objects.delete("demo", Some("u-1")).unwrap().into_body();
-        let of_uid: serde_json::Value = serde_json::from_slice(&of_uid).unwrap();
+        let of_uid: Value = serde_json::from_slice(&of_uid).unwrap();
         assert_eq!(of_uid["preconditions"], serde_json::json!({"uid": "u-1"}));
     }
 

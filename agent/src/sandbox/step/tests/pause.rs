@@ -28,22 +28,28 @@ fn idle(action: IdleAction) -> SandboxRecord {
     record
 }
 
-/// What the kernel did for the newest turn of the pause.
-fn paused(record: &SandboxRecord) -> Event {
-    let turn = record.state.pause().map_or(0, |pause| pause.turn);
-    Event::Paused { turn }
+fn turn(record: &SandboxRecord) -> u32 {
+    record.state.pause().map_or(0, |pause| pause.turn)
 }
 
+/// All stands still, as the record wants it last.
+fn stopped(record: &SandboxRecord) -> Event {
+    Event::Paused { turn: turn(record) }
+}
+
+/// All goes on, as the record wants it last.
 fn resumed(record: &SandboxRecord, second: i64) -> Event {
-    let turn = record.state.pause().map_or(0, |pause| pause.turn);
-    let at = now_at(second);
-    Event::Resumed { turn, at }
+    Event::Resumed {
+        turn: turn(record),
+        at: now_at(second),
+    }
 }
 
-/// The record after idleness, and the pause that it brought.
-fn slept(action: IdleAction) -> SandboxRecord {
-    let (pausing, _) = step(&idle(action), Event::Idle, now_at(35));
-    step(&pausing, paused(&pausing), now_at(36)).0
+/// One that nobody used, and that stands still for that.
+fn slept() -> SandboxRecord {
+    let (pausing, actions) = step(&idle(IdleAction::Pause), Event::Idle, now_at(35));
+    assert_eq!(actions, [Action::Pause]);
+    step(&pausing, stopped(&pausing), now_at(36)).0
 }
 
 /// Who began the pause, and how far it is.
@@ -57,7 +63,7 @@ fn a_pause_and_its_end_are_written_before_they_are_done() {
     let (pausing, actions) = step(&running, wants(&running, DesiredState::Paused), now_at(10));
     assert_eq!(actions, [Action::Pause]);
     assert_eq!(pause(&pausing), Some((PausedBy::Spec, Stage::Pausing)));
-    let (paused, actions) = step(&pausing, paused_event(&pausing), now_at(11));
+    let (paused, actions) = step(&pausing, stopped(&pausing), now_at(11));
     assert_eq!((paused.state.name(), actions), ("Paused", vec![]));
     let (resuming, actions) = step(&paused, wants(&paused, DesiredState::Running), now_at(20));
     assert_eq!(
@@ -164,7 +170,7 @@ fn idleness_may_end_it_and_means_nothing_where_the_spec_says_nothing_of_it() {
 fn an_agent_that_comes_back_goes_on_with_the_pause() {
     let running = running();
     let (pausing, _) = step(&running, wants(&running, DesiredState::Paused), now_at(10));
-    let (paused, _) = step(&pausing, paused_event(&pausing), now_at(11));
+    let (paused, _) = step(&pausing, stopped(&pausing), now_at(11));
     let (resuming, _) = step(&paused, wants(&paused, DesiredState::Running), now_at(12));
     for (record, pace) in [
         (pausing, Action::Pause),
