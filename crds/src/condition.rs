@@ -102,11 +102,11 @@ pub enum ConditionReason {
     SessionsUnavailable,
     /// Ready=False: it runs, but the node cannot store output: commands that print are blocked until it can.
     LogStorageFull,
-    /// DiskPressure=True: little is left of its limit.
+    /// `DiskPressure=True`: little is left of its limit.
     NearLimit,
-    /// CPUThrottled=True.
+    /// `CPUThrottled=True`.
     Throttled,
-    /// DiskPressure or CPUThrottled=False.
+    /// `DiskPressure=False`, `CPUThrottled=False`.
     Enough,
     /// Ready=False: it is being taken down.
     Terminating,

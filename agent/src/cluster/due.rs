@@ -27,21 +27,24 @@ pub(super) struct Pace {
 
 /// When to write a status of phase `ours`, which differs from what stands there with the phase `theirs`.
 pub(super) fn due(ours: Phase, theirs: &str, pace: Pace) -> Duration {
-    let spaced = pace
-        .written_at
-        .map_or(Duration::ZERO, |at| at.saturating_add(PERIOD));
+    let after = |least| {
+        pace.written_at
+            .map_or(Duration::ZERO, |at| at.saturating_add(least))
+    };
+    let spaced = after(PERIOD);
     match ours {
-        Phase::Succeeded | Phase::Failed | Phase::Ended => Duration::ZERO,
         // There and back it may go as often as somebody comes and goes.
         Phase::Running | Phase::Paused if is_of(theirs, &[Phase::Running, Phase::Paused]) => {
-            if theirs == ours.as_str() {
-                spaced
+            let least = if theirs == ours.as_str() {
+                PERIOD
             } else {
-                pace.written_at
-                    .map_or(Duration::ZERO, |at| at.saturating_add(TURN))
-            }
+                TURN
+            };
+            after(least)
         }
-        Phase::Running | Phase::Paused => Duration::ZERO,
+        Phase::Running | Phase::Paused | Phase::Succeeded | Phase::Failed | Phase::Ended => {
+            Duration::ZERO
+        }
         Phase::Pending | Phase::Starting | Phase::Unknown => {
             pace.in_phase_since.saturating_add(SLOW).max(spaced)
         }
