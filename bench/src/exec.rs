@@ -79,7 +79,8 @@ async fn in_turns(agent: &Agent) -> Result<Vec<Figure>> {
     ])
 }
 
-async fn by_api(client: &mut Client, sandbox: &str) -> Result<f64> {
+/// `true` by the API; milliseconds.
+pub(crate) async fn by_api(client: &mut Client, sandbox: &str) -> Result<f64> {
     let open = Open {
         command: Some(command(["true"])),
         ..Open::default()

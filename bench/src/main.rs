@@ -1,7 +1,7 @@
 //! Measures the real agent beside the same work done raw, by bare calls to runsc, and a whole Cloche beside pods, in the same run.
 //!
 //! ```text
-//!   main ──► start, exec, memory ──► figure    samples, goals, table, JSON (pure)
+//!   main ──► start, exec, ... ──► figure       samples, goals, table, JSON (pure)
 //!     │           │
 //!     │           ├──► scene    the agent: manifests in, what its API tells, its pool
 //!     │           └──► raw      instances by runsc create and the control socket, in the agent's groups and folders
@@ -13,9 +13,12 @@
 
 mod api;
 mod clock;
+mod density;
 mod exec;
 mod figure;
+mod lifecycle;
 mod memory;
+mod neighbours;
 mod pool;
 mod raw;
 mod scene;
@@ -47,6 +50,9 @@ enum Bench {
     Start,
     Exec,
     Memory,
+    Lifecycle,
+    Density,
+    Neighbours,
     Api,
 }
 
@@ -105,6 +111,9 @@ async fn all(arguments: &Arguments, figures: &mut Vec<Figure>) -> Result<()> {
                 Bench::Start => figures.extend(start::measure().await?),
                 Bench::Exec => figures.extend(exec::measure().await?),
                 Bench::Memory => figures.extend(memory::measure().await?),
+                Bench::Lifecycle => figures.extend(lifecycle::measure().await?),
+                Bench::Density => figures.extend(density::measure().await?),
+                Bench::Neighbours => figures.extend(neighbours::measure().await?),
                 Bench::Api => api::measure(figures).await?,
             }
         }

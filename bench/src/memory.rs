@@ -121,7 +121,7 @@ async fn idle(agent: &Agent) -> Result<Vec<Figure>> {
 }
 
 /// PSS of all processes of an instance, in MiB.
-fn of_group(groups: &Groups, id: &str) -> Result<f64> {
+pub(crate) fn of_group(groups: &Groups, id: &str) -> Result<f64> {
     let pids = groups.processes(id)?;
     ensure!(!pids.is_empty(), "instance {id} has no process");
     pids.into_iter().map(|pid| rollup(pid, "Pss")).sum()
@@ -143,7 +143,8 @@ fn kibibytes(rollup: &str, key: &str) -> Option<f64> {
     })
 }
 
-fn processor_time(pid: Pid) -> Result<Duration> {
+/// Processor time that a process has used.
+pub(crate) fn processor_time(pid: Pid) -> Result<Duration> {
     let clock = clock_getcpuclockid(pid).context("find the agent's processor clock")?;
     Ok(clock_gettime(clock)
         .context("read the agent's processor clock")?

@@ -20,7 +20,7 @@ use crate::pool::Pool;
 use crate::raw::Raw;
 
 /// How long anything may take before the measurement has failed.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(10);
 /// With a tag that is not `latest`: that one would be looked for at each start.
 const IMAGE: &str = "oci:busybox:1";
 /// The sandbox's own command: it says that it runs, then waits.
@@ -80,7 +80,8 @@ impl<'a> Scene<'a> {
     fn put(&self, names: &[String], mebibytes: u64) -> Result<()> {
         let staged = |name: &str| self.agent.scratch().join(format!("{name}.yaml"));
         for name in names {
-            std::fs::write(staged(name), manifest(name, mebibytes)).context("write a manifest")?;
+            let text = manifest(name, mebibytes, COMMAND, "Running");
+            std::fs::write(staged(name), text).context("write a manifest")?;
         }
         for name in names {
             let place = self.agent.manifests().join(format!("{name}.yaml"));
@@ -101,11 +102,7 @@ impl<'a> Scene<'a> {
     pub(crate) async fn start(&mut self, mebibytes: u64) -> Result<Started> {
         let name = self.names(1).swap_remove(0);
         // Before the clock starts: the writing of the manifest is not the agent's.
-        let staged = self.agent.scratch().join("staged.yaml");
-        std::fs::write(&staged, manifest(&name, mebibytes)).context("write a manifest")?;
-        let place = self.agent.manifests().join(format!("{name}.yaml"));
-        let watch = Stopwatch::start();
-        std::fs::rename(&staged, &place).context("put a manifest into place")?;
+        let watch = self.place(&name, &manifest(&name, mebibytes, COMMAND, "Running"))?;
         self.running(BTreeSet::from([name.clone()])).await?;
         let running = watch.millis();
         let attach = Open {
@@ -123,6 +120,39 @@ impl<'a> Scene<'a> {
             running,
             output: watch.millis(),
         })
+    }
+
+    /// Starts a sandbox of 256 MiB that does this, and waits until it runs; its name.
+    pub(crate) async fn start_running(&mut self, does: &str) -> Result<String> {
+        let name = self.names(1).swap_remove(0);
+        self.place(&name, &manifest(&name, 256, does, "Running"))?;
+        self.running(BTreeSet::from([name.clone()])).await?;
+        Ok(name)
+    }
+
+    /// Has one of [`Self::start`] run or stand still; milliseconds until Watch tells that it does.
+    pub(crate) async fn set_state(
+        &mut self,
+        name: &str,
+        mebibytes: u64,
+        state: &str,
+    ) -> Result<f64> {
+        let watch = self.place(name, &manifest(name, mebibytes, COMMAND, state))?;
+        self.follow("its state changes", |told, _, seen| {
+            Ok(told == name && seen.phase() == state)
+        })
+        .await?;
+        Ok(watch.millis())
+    }
+
+    /// Renames a manifest into place; a stopwatch from just before.
+    fn place(&self, name: &str, manifest: &str) -> Result<Stopwatch> {
+        let staged = self.agent.scratch().join("staged.yaml");
+        std::fs::write(&staged, manifest).context("write a manifest")?;
+        let place = self.agent.manifests().join(format!("{name}.yaml"));
+        let watch = Stopwatch::start();
+        std::fs::rename(&staged, &place).context("put a manifest into place")?;
+        Ok(watch)
     }
 
     /// Starts `count` sandboxes at once; their names, and milliseconds until all run.
@@ -204,17 +234,18 @@ pub(crate) struct Started {
     pub(crate) output: f64,
 }
 
-fn manifest(name: &str, mebibytes: u64) -> String {
+fn manifest(name: &str, mebibytes: u64, does: &str, state: &str) -> String {
     json!({
         "apiVersion": "cloche.dev/v1alpha1",
         "kind": "Sandbox",
         "metadata": {"name": name},
         "spec": {
             "image": IMAGE,
-            "command": ["/bin/sh", "-c", COMMAND],
+            "command": ["/bin/sh", "-c", does],
+            "lifecycle": {"desiredState": state},
             // What is requested of the processor is what is limited: raw instances have the same shares of a busy one.
             "resources": {
-                "requests": {"ephemeral-storage": "16Mi"},
+                "requests": {"memory": "8Mi", "ephemeral-storage": "16Mi"},
                 "limits": {"cpu": "1", "memory": format!("{mebibytes}Mi")},
             },
         },

@@ -157,7 +157,7 @@ async fn at_once(agent: &Agent) -> Result<Figure> {
     let (mut measured, mut raw_times) = (Vec::new(), Vec::new());
     for _ in 0..BURSTS {
         scene.pool.filled(&[(BURST, 0, POOLED)]).await?;
-        raw_times.push(many_raw(&raw).await?);
+        raw_times.push(many_raw(&raw, MANY as usize, POOLED).await?.0);
         let (names, time) = scene.start_all(MANY, BURST).await?;
         measured.push(time);
         scene.remove(&names).await?;
@@ -171,12 +171,12 @@ async fn at_once(agent: &Agent) -> Result<Figure> {
     })
 }
 
-/// The same with as many made at a time as the agent makes; milliseconds until all are claimed.
-async fn many_raw(raw: &Raw) -> Result<f64> {
+/// The same with as many made at a time as the agent makes; milliseconds until all are claimed, and until all are gone.
+pub(crate) async fn many_raw(raw: &Raw, many: usize, pooled: usize) -> Result<(f64, f64)> {
     let mut instances: Vec<Instance> = Vec::new();
-    for at in 0..MANY as usize {
+    for at in 0..many {
         let instance = raw.prepare(BURST * MIB)?;
-        if at < POOLED {
+        if at < pooled {
             raw.create(&instance).await?;
             raw.start_root(&instance).await?;
         }
@@ -187,7 +187,7 @@ async fn many_raw(raw: &Raw) -> Result<f64> {
     let claimed = instances.iter().enumerate().map(|(at, instance)| {
         let makers = &makers;
         async move {
-            if at >= POOLED {
+            if at >= pooled {
                 let _permit = makers.acquire().await.context("take turns")?;
                 raw.create(instance).await?;
                 raw.start_root(instance).await?;
@@ -198,6 +198,7 @@ async fn many_raw(raw: &Raw) -> Result<f64> {
     let channels = try_join_all(claimed).await?;
     let time = watch.millis();
     drop(channels);
+    let watch = Stopwatch::start();
     try_join_all(instances.into_iter().map(|instance| raw.destroy(instance))).await?;
-    Ok(time)
+    Ok((time, watch.millis()))
 }

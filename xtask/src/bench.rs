@@ -35,6 +35,12 @@ enum Name {
     Exec,
     /// Memory of an idle sandbox; memory and processor time of an agent with 100.
     Memory,
+    /// A pause and its end.
+    Lifecycle,
+    /// 500 idle sandboxes: to make them, to delete them, and what each costs; starts for a minute.
+    Density,
+    /// A command beside a neighbour that does its worst.
+    Neighbours,
     /// A whole Cloche in a rig with one node, beside pods with runc and with gVisor; by itself, since a cluster that runs would be in the
     /// other figures.
     Api,
@@ -46,6 +52,9 @@ impl Name {
             Self::Start => "start",
             Self::Exec => "exec",
             Self::Memory => "memory",
+            Self::Lifecycle => "lifecycle",
+            Self::Density => "density",
+            Self::Neighbours => "neighbours",
             Self::Api => "api",
         }
     }
