@@ -153,6 +153,9 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
     };
     SandboxRecord {
         state,
+        // Nothing of it runs again: what it took from Secrets goes with it.
+        values: None,
+        lacks: None,
         ..record.clone()
     }
 }
@@ -313,6 +316,27 @@ mod tests {
             now_at(30),
             "the old boot's clock means nothing in the new one"
         );
+    }
+
+    #[test]
+    fn what_was_taken_from_secrets_goes_with_the_end() {
+        for state in every_state() {
+            let record = SandboxRecord {
+                values: Some(crate::sandbox::Values::default()),
+                ..at(state)
+            };
+            for (found, boot) in [
+                (Found::Dead(crashed()), "boot-1"),
+                (Found::Nothing, "boot-2"),
+            ] {
+                let after = match decide(&record, &found, boot, now_at(30)) {
+                    Decision::Resume(record) | Decision::Restart { record, .. } => record,
+                };
+                let was_over = record.state.termination().is_some();
+                let is_over = after.state.termination().is_some();
+                assert!(was_over || !is_over || after.values.is_none());
+            }
+        }
     }
 
     #[test]

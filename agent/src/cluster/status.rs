@@ -2,7 +2,7 @@
 
 use cloche_crds::condition::{Condition, Time, bounded, set_condition};
 use cloche_crds::sandbox::Termination;
-use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, SandboxStatus};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, SandboxStatus};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -58,11 +58,19 @@ fn kind_of(condition: &Value) -> &str {
 }
 
 fn merged(
-    ours: Vec<Condition>,
+    mut ours: Vec<Condition>,
     before: &[Value],
     now: Timestamp,
 ) -> Result<Vec<Value>, serde_json::Error> {
     let find = |kind: &str| before.iter().find(|condition| kind_of(condition) == kind);
+    // Told by an agent before this one, which has not seen it: it is not so, as far as is known.
+    for kind in [ConditionType::DiskPressure, ConditionType::CPUThrottled] {
+        let is_ours = ours.iter().any(|one| one.type_ == kind.as_str());
+        if find(kind.as_str()).is_some() && !is_ours {
+            let reason = ConditionReason::Enough;
+            set_condition(&mut ours, kind, ConditionStatus::False, reason, "", now);
+        }
+    }
     let mut all = Vec::new();
     for mut condition in ours {
         let old = find(&condition.type_);
@@ -120,11 +128,13 @@ pub(super) fn refused(cause: &Cause, seen: &Seen, at: Timestamp) -> SandboxStatu
     let started_at: Option<Time> = read(seen, "startedAt");
     let reason = ConditionReason::Ended(cause.reason);
     let mut conditions = Vec::new();
-    for (kind, status) in [
+    let stalled = (cause.reason.phase() == Phase::Failed)
+        .then_some((ConditionType::Stalled, ConditionStatus::True));
+    let told = [
         (ConditionType::Ready, ConditionStatus::False),
-        (ConditionType::Stalled, ConditionStatus::True),
         (ConditionType::Finished, ConditionStatus::True),
-    ] {
+    ];
+    for (kind, status) in told.into_iter().chain(stalled) {
         set_condition(&mut conditions, kind, status, reason, &cause.message, at);
     }
     SandboxStatus {
@@ -155,7 +165,7 @@ pub(super) fn refused(cause: &Cause, seen: &Seen, at: Timestamp) -> SandboxStatu
 
 #[cfg(test)]
 mod tests {
-    use cloche_crds::{FailureDomain, Phase, Reason};
+    use cloche_crds::{FailureDomain, Reason};
     use serde_json::json;
 
     use super::super::seen::tests::seen;
@@ -210,6 +220,37 @@ mod tests {
         let kinds: Vec<_> = conditions.iter().map(kind_of).collect();
         assert_eq!(kinds, ["Scheduled", "Ready", "Mood"]);
         assert_eq!((&conditions[0], &conditions[2]), (&scheduled, &strange));
+    }
+
+    #[test]
+    fn what_an_earlier_agent_told_of_pressure_is_taken_back() {
+        let pressure = json!({"type": "DiskPressure", "status": "True", "reason": "NearLimit", "message": "full",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let once = after(&running(5), &json!({"conditions": [pressure]}));
+        let of = |status: &Value| {
+            let all = status["conditions"].as_array().unwrap();
+            all.iter()
+                .find(|one| kind_of(one) == "DiskPressure")
+                .unwrap()
+                .clone()
+        };
+        let told = of(&once);
+        assert_eq!(
+            (&told["status"], &told["reason"]),
+            (&json!("False"), &json!("Enough"))
+        );
+        assert_eq!(after(&running(5), &once), once);
+    }
+
+    #[test]
+    fn a_deletion_is_no_failure() {
+        let refuse = |reason: Reason| {
+            let cause = Cause::new(reason, reason.default_domain(), "so it was");
+            let status = refused(&cause, &seen(&json!({})), at(5));
+            status.conditions.iter().any(|one| one.type_ == "Stalled")
+        };
+        assert!(!refuse(Reason::Deleted));
+        assert!(refuse(Reason::SpecInvalid));
     }
 
     #[test]

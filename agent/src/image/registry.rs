@@ -346,8 +346,18 @@ impl Repository<'_> {
             request = Authorization::Basic(login.clone()).on(request);
         }
         let response = self.within(request).await?;
-        if !response.status().is_success() {
-            return Ok(None);
+        match response.status() {
+            status if status.is_success() => {}
+            // It gives this user none.
+            StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                return Ok(None);
+            }
+            status => {
+                let endpoint = &self.endpoint;
+                return Err(Failure::Pull(format!(
+                    "who gives tokens for registry {endpoint} answers {status}"
+                )));
+            }
         }
         let body = collect(self.body(response), REPLY_MAX, self.registry.idle).await?;
         let reply: Reply = serde_json::from_slice(&body).map_err(|_| malformed())?;

@@ -87,8 +87,13 @@ impl Hands for NodeHands {
             Action::Claim => {
                 let (mut room, node) = (self.room.clone(), Arc::clone(&self.shared.node));
                 self.forward(async move {
+                    if !*room.borrow() {
+                        shared.tell_beside(|beside| beside.waits_for_room = true);
+                    }
                     // An error: nobody follows it any more.
-                    if room.wait_for(|has_room| *has_room).await.is_ok() {
+                    let has_room = room.wait_for(|has_room| *has_room).await.is_ok();
+                    shared.holding().beside.waits_for_room = false;
+                    if has_room {
                         drop(node.tasks.spawn(shared.claim(record, events)));
                     }
                 });
@@ -343,7 +348,7 @@ impl Shared {
             let counters = node.cgroups.counters(&id).ok().filter(|_| alive)?;
             Some(Peaks {
                 memory: counters.memory,
-                disk: node.sampler.disk(&id).unwrap_or(0),
+                disk: node.sampler.disk(&id),
             })
         });
         counted.await.ok().flatten().unwrap_or_default()
@@ -367,8 +372,7 @@ impl Shared {
             let peaks = peaks.max(usage::peaks_of(&kept));
             let used = Usage {
                 peak_memory: Some(peaks.memory).filter(|memory| *memory > 0),
-                // Nothing of it was seen where no memory was either.
-                written: (peaks.memory > 0).then_some(peaks.disk),
+                written: peaks.disk,
                 cpu_usec: cgroups.counters(&name).ok().map(|total| total.cpu_usec),
             };
             usage::keep(&folder, &used);

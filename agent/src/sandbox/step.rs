@@ -248,6 +248,8 @@ fn on_image(record: &mut SandboxRecord, outcome: Result<ImageUse, Cause>, now: N
     match (&record.state, outcome) {
         (State::Bound, Ok(image)) => {
             record.image = Some(image);
+            // Whatever it was that it waited for to have it.
+            record.lacks = None;
             vec![Action::Claim]
         }
         (State::Bound, Err(cause)) => end(record, cause, now),
@@ -450,7 +452,9 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
                 (State::Bound, None) if record.image.is_none() => {
                     "its image was still being pulled".to_owned()
                 }
-                (State::Bound, None) => "it was waiting for an instance".to_owned(),
+                (State::Bound, None) => {
+                    "it was waiting for an instance, or for the room for one".to_owned()
+                }
                 _ => "its command was being started".to_owned(),
             };
             let seconds = record.spec.start_timeout.as_secs();

@@ -20,6 +20,8 @@ pub struct Beside {
     pub runtime: RuntimeStatus,
     /// How far the image is, while it is not here.
     pub pull: Option<Progress>,
+    /// Its node has room for it only once others are gone.
+    pub waits_for_room: bool,
     /// Its sessions cannot be reached, and why.
     pub sessions_unavailable: Option<String>,
     /// Its processes cannot be stopped, or let go on, and why.
@@ -226,6 +228,12 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
                 False,
                 ConditionReason::WaitingForReferences,
                 lack.why.clone(),
+            ),
+            None if beside.waits_for_room => (
+                False,
+                ConditionReason::Starting,
+                "it waits for the room that other sandboxes of the node hold until they have ended"
+                    .to_owned(),
             ),
             None => (False, ConditionReason::Starting, String::new()),
         },

@@ -27,6 +27,8 @@ use crate::sandbox::{Cause, Event, Usage};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Looks at the whole between two looks at every instance.
 const EVERY: u32 = 5;
+/// Least time between two looks at what an instance is short of: a little less than all are apart.
+const PRESSED: Duration = Duration::from_millis(4500);
 
 /// Instances in use, and what was last seen of them. Cheap to clone.
 #[derive(Clone)]
@@ -76,9 +78,11 @@ struct Watched {
     /// The peaks that the next agent will find.
     kept: Peaks,
     /// When it was looked at last, by the boot clock, and what was seen then; and the look before.
-    last: (Duration, Counters),
-    before: (Duration, Counters),
+    last: Option<(Duration, Counters)>,
+    before: Option<(Duration, Counters)>,
     barometer: Barometer,
+    /// What the barometer saw last: it looks at most as often as everybody is looked at.
+    pressed: Option<(Duration, Counters)>,
     pressure: Pressure,
     /// Its driver was told to evict it.
     evicting: bool,
@@ -89,8 +93,8 @@ struct Watched {
 pub struct Peaks {
     /// Memory.
     pub memory: u64,
-    /// Of its writable layer.
-    pub disk: u64,
+    /// Of its writable layer; `None` where that could not be seen.
+    pub disk: Option<u64>,
 }
 
 impl Peaks {
@@ -124,15 +128,15 @@ impl Sampler {
                 );
             })
             .ok();
-        let look = (clock::boot_time(), Counters::default());
         let watched = Watched {
             subject: Arc::new(subject),
             layer,
             peaks: Peaks::default(),
             kept: Peaks::default(),
-            last: look,
-            before: look,
+            last: None,
+            before: None,
             barometer: Barometer::default(),
+            pressed: None,
             pressure: Pressure::default(),
             evicting: false,
         };
@@ -162,12 +166,13 @@ impl Sampler {
         let watched = watched.get_mut(id)?;
         let seen = Peaks {
             memory: counters.memory,
-            disk: disk.unwrap_or(0),
+            disk,
         };
         // What was told is not taken back at the end.
         watched.peaks = watched.peaks.max(seen);
         let since = [watched.last, watched.before]
             .into_iter()
+            .flatten()
             .find(|(at, _)| now.saturating_sub(*at) >= PERIOD);
         let cpu_millis = since.map(|(at, before)| {
             let used = u128::from(counters.cpu_usec.saturating_sub(before.cpu_usec)) * 1000;
@@ -236,19 +241,27 @@ impl Sampler {
                 let Some(one) = watched.get_mut(id) else {
                     continue;
                 };
-                if counters.oom_kills > one.last.1.oom_kills {
+                let last = one.last.map(|(_, last)| last).unwrap_or_default();
+                if counters.oom_kills > last.oom_kills {
                     stubs_killed.push(id.clone());
                 }
                 let used = Peaks {
                     memory: counters.memory,
-                    disk: disk.unwrap_or(0),
+                    disk: *disk,
                 };
                 one.peaks = one.peaks.max(used);
-                one.before = std::mem::replace(&mut one.last, (now, *counters));
-                let (before, limit) = (one.before.1, one.subject.disk_limit);
-                let pressure = one.barometer.look(limit, *disk, &before, counters);
-                if std::mem::replace(&mut one.pressure, pressure) != pressure {
-                    pressures.push((Arc::clone(&one.subject), pressure));
+                one.before = one.last.replace((now, *counters));
+                let since = one.pressed.map_or(now, |(at, _)| at);
+                if one.pressed.is_none() || now.saturating_sub(since) >= PRESSED {
+                    let (_, before) = one
+                        .pressed
+                        .replace((now, *counters))
+                        .unwrap_or((now, *counters));
+                    let limit = one.subject.disk_limit;
+                    let pressure = one.barometer.look(limit, *disk, &before, counters);
+                    if std::mem::replace(&mut one.pressure, pressure) != pressure {
+                        pressures.push((Arc::clone(&one.subject), pressure));
+                    }
                 }
                 candidates.push(evict::Candidate {
                     id: id.clone(),
@@ -290,7 +303,10 @@ impl Sampler {
         for watched in self.lock().values_mut() {
             let (now, kept) = (watched.peaks, watched.kept);
             let has_grown = |now: u64, kept: u64| now > kept + kept / 16;
-            if has_grown(now.memory, kept.memory) || has_grown(now.disk, kept.disk) {
+            let has_written = now
+                .disk
+                .is_some_and(|disk| kept.disk.is_none_or(|kept| has_grown(disk, kept)));
+            if has_grown(now.memory, kept.memory) || has_written {
                 watched.kept = now;
                 grown.push((watched.subject.folder.clone(), now));
             }
@@ -307,7 +323,8 @@ impl Sampler {
         };
         let message = format!(
             "the node's sandboxes use {total} of {budget} bytes; this one uses {} and requested {}: request what it needs",
-            watched.last.1.memory, watched.subject.request
+            watched.last.map_or(0, |(_, last)| last.memory),
+            watched.subject.request
         );
         tracing::warn!(
             sandbox = watched.subject.sandbox,
@@ -351,7 +368,7 @@ fn keep_peaks(folder: &Path, peaks: Peaks) {
             folder,
             &Usage {
                 peak_memory: Some(peaks.memory),
-                written: Some(peaks.disk),
+                written: peaks.disk,
                 ..before
             },
         );
@@ -362,7 +379,7 @@ fn keep_peaks(folder: &Path, peaks: Peaks) {
 pub fn peaks_of(used: &Usage) -> Peaks {
     Peaks {
         memory: used.peak_memory.unwrap_or(0),
-        disk: used.written.unwrap_or(0),
+        disk: used.written,
     }
 }
 
@@ -395,7 +412,7 @@ mod tests {
         for (seen, wanted) in [(5, 5), (3, 5), (9, 9)] {
             let peaks = Peaks {
                 memory: seen,
-                disk: 2 * seen,
+                disk: Some(2 * seen),
             };
             keep_peaks(folder.path(), peaks);
             assert_eq!(kept(folder.path()), peak(wanted));

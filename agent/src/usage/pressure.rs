@@ -39,9 +39,11 @@ impl Barometer {
         before: &Counters,
         after: &Counters,
     ) -> Pressure {
-        let edge = if self.now.disk { FREE } else { FULL };
-        let used = u128::from(disk.unwrap_or(0));
-        self.now.disk = used * 100 >= u128::from(limit) * u128::from(edge);
+        // Where it cannot be seen it is as it was.
+        if let Some(disk) = disk {
+            let edge = if self.now.disk { FREE } else { FULL };
+            self.now.disk = u128::from(disk) * 100 >= u128::from(limit) * u128::from(edge);
+        }
         let periods = after.cpu_periods.saturating_sub(before.cpu_periods);
         let throttled = after.cpu_throttled.saturating_sub(before.cpu_throttled);
         let is_against = if self.now.cpu {
@@ -80,6 +82,7 @@ mod tests {
         assert!(!look(Some(949)));
         assert!(look(Some(950)));
         assert!(look(Some(850)));
+        assert!(look(None));
         assert!(!look(Some(849)));
         assert!(!look(None));
     }

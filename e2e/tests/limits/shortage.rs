@@ -51,6 +51,11 @@ async fn memory_is_limited_and_told() {
                 "shm",
                 shell("mkdir -p /dev/shm; cat /dev/zero > /dev/shm/x"),
             ),
+            // Empty files take no disk, but memory of the guest's kernel.
+            (
+                "files",
+                shell("i=0; while :; do : >/tmp/$i; i=$((i+1)); done"),
+            ),
         ] {
             scene::run(agent, name, json!({})).await?;
             let instance = scene::instance(agent, name)?;

@@ -14,11 +14,31 @@ pub(super) type Named = (ReferenceKind, String);
 /// What was found of the objects, each with its keys; `None` for one that is not there.
 pub(super) type Found = BTreeMap<Named, Option<BTreeMap<String, Vec<u8>>>>;
 
-/// The objects that the spec names.
-pub(super) fn objects(spec: &Effective) -> BTreeSet<Named> {
-    spec.env_from
-        .iter()
-        .map(|reference| (reference.kind, reference.object.clone()))
+/// The objects that the spec names, each with the keys that it names of it.
+pub(super) fn objects(spec: &Effective) -> BTreeMap<Named, BTreeSet<String>> {
+    let mut named: BTreeMap<Named, BTreeSet<String>> = BTreeMap::new();
+    for reference in &spec.env_from {
+        let object = (reference.kind, reference.object.clone());
+        let keys = named.entry(object).or_default();
+        keys.insert(reference.key.clone());
+    }
+    named
+}
+
+/// Of an object only what is wanted: the rest may be a thousand times as much. A value that is too long is cut to one that still is.
+pub(super) fn wanted(
+    data: impl IntoIterator<Item = (String, Vec<u8>)>,
+    keys: &BTreeSet<String>,
+) -> BTreeMap<String, Vec<u8>> {
+    data.into_iter()
+        .filter(|(key, _)| keys.contains(key))
+        .map(|(key, mut bytes)| {
+            if bytes.len() > ENV_VALUE {
+                bytes.truncate(ENV_VALUE + 1);
+                bytes.shrink_to_fit();
+            }
+            (key, bytes)
+        })
         .collect()
 }
 
@@ -68,9 +88,8 @@ fn value<'a>(reference: &EnvReference, found: &'a Found) -> Result<Option<&'a st
     };
     let of = || format!("the value of key {key:?} of the {kind} {object:?}");
     if bytes.len() > ENV_VALUE {
-        let length = bytes.len();
         return Err(format!(
-            "{} has {length} bytes; at most {ENV_VALUE} are allowed",
+            "{} has more than {ENV_VALUE} bytes, the most that a variable may have",
             of()
         ));
     }
@@ -155,14 +174,20 @@ mod tests {
         ]));
         let named = objects(&spec);
         let db = "db".to_owned();
+        let keys = |key: &str| BTreeSet::from([key.to_owned()]);
         assert_eq!(
             named,
             [
-                (ReferenceKind::Secret, db.clone()),
-                (ReferenceKind::ConfigMap, db.clone())
+                ((ReferenceKind::Secret, db.clone()), keys("password")),
+                ((ReferenceKind::ConfigMap, db.clone()), keys("level"))
             ]
             .into()
         );
+        let all = |length| ["password", "other"].map(|key| (key.to_owned(), vec![b'x'; length]));
+        let kept = wanted(all(1 << 20), &keys("password"));
+        assert_eq!(kept.len(), 1);
+        assert_eq!(kept["password"].len(), ENV_VALUE + 1, "still too long");
+        assert_eq!(wanted(all(3), &keys("password"))["password"], b"xxx");
         let mut found = found(&[("password", b"a=b\n"), ("other", b"hidden")]);
         let level = [("level".to_owned(), Vec::new())].into();
         found.insert((ReferenceKind::ConfigMap, db), Some(level));
@@ -179,7 +204,7 @@ mod tests {
             (found(&[]), "the Secret \"db\" has no key \"password\""),
             (found(&[("password", b"zz\0")]), "NUL"),
             (found(&[("password", b"zz\xff")]), "is no text (UTF-8)"),
-            (found(&[("password", &long)]), "32769 bytes; at most 32768"),
+            (found(&[("password", &long)]), "more than 32768 bytes"),
         ] {
             let fault = values(&spec(&json!([secret("A", "password")])), &found).unwrap_err();
             assert!(fault.starts_with("env A: "), "{fault}");
