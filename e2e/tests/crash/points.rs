@@ -148,38 +148,57 @@ async fn killed_while_a_sandbox_comes_to_its_deadline() {
 
 #[tokio::test]
 async fn killed_while_a_sandbox_is_paused_and_goes_on() {
-    let state = |desired: &str| {
+    // Each wish has a number of its own, so that what is seen can be told from what was wished before.
+    let wish = |desired: &str, number: u32| {
         let mut spec = stays();
-        spec["lifecycle"] = json!({"desiredState": desired});
+        spec["lifecycle"] =
+            json!({"desiredState": desired, "terminationGracePeriodSeconds": number});
         spec
     };
-    let is_paused = async |agent: &Agent| {
+    let is_granted = async |agent: &Agent, phase: &str, number: u32| {
         let seen = agent.client().await?.get("stays").await?;
-        Ok(seen.filter(|object| object["status"]["phase"] == "Paused"))
+        Ok(seen.filter(|object| {
+            object["status"]["phase"] == phase
+                && object["spec"]["lifecycle"]["terminationGracePeriodSeconds"] == number
+                && (phase != "Running" || is_ready(object))
+        }))
     };
     let provoke = async |agent: &mut Agent| {
         agent.serves().await?;
         want(agent, "stays", &stays())?;
         stands(agent, "stays").await?;
-        want(agent, "stays", &state("Paused"))?;
+        want(agent, "stays", &wish("Paused", 11))?;
         // It may be killed before that.
         until(LIMIT, "it is paused, or the agent killed", async || {
             if agent.exited()?.is_some() {
                 return Ok(Some(()));
             }
-            Ok(is_paused(agent).await.ok().flatten().map(drop))
+            let seen = is_granted(agent, "Paused", 11).await;
+            Ok(seen.ok().flatten().map(drop))
         })
         .await?;
-        want(agent, "stays", &state("Running"))
+        want(agent, "stays", &wish("Running", 12))
     };
     let judge = async |agent: &Agent| {
         // Whatever it was in the middle of, it can still do both.
-        want(agent, "stays", &state("Paused"))?;
-        until(LIMIT, "it is paused", async || is_paused(agent).await).await?;
-        want(agent, "stays", &state("Running"))?;
+        for (desired, number) in [("Paused", 13), ("Running", 14)] {
+            want(agent, "stays", &wish(desired, number))?;
+            until(LIMIT, "its wish is granted", async || {
+                is_granted(agent, desired, number).await
+            })
+            .await?;
+        }
         stands(agent, "stays").await
     };
     at_each_point(Pause, async |_, _| Ok(()), provoke, judge).await;
+}
+
+fn is_ready(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| {
+        all.iter()
+            .any(|one| one["type"] == "Ready" && one["status"] == "True")
+    })
 }
 
 /// Names in the source: those written at `fault::point`, and for the one that is not written there, the names of states.
