@@ -112,6 +112,18 @@ impl Agents {
         }
     }
 
+    /// What a client is told of a request over `connection` that was answered by `status`. Where that is because it broke, the client may
+    /// ask again, and gets another ([`Self::ended`]).
+    pub(crate) fn refusal(&self, connection: &Connection, status: &Status) -> Refusal {
+        self.ended(connection, status);
+        if !is_broken(status) {
+            return Refusal::of_agent(status);
+        }
+        let why = status.message();
+        let message = format!("the connection to the agent broke ({why}); retry");
+        Refusal::new(Kind::ServiceUnavailable, message)
+    }
+
     /// The attempt that is under way, or stood; a new one where there is none, or none with the certificate `own`.
     fn attempt(
         &self,

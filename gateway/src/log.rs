@@ -48,15 +48,7 @@ pub(crate) async fn read(agents: &Agents, place: &Place, ask: &AskLog) -> Result
             connection,
             replies: replies.into_inner(),
         }),
-        Err(status) => {
-            agents.ended(&connection, &status);
-            if !is_broken(&status) {
-                return Err(Refusal::of_agent(&status));
-            }
-            let why = status.message();
-            let message = format!("the connection to the agent broke ({why}); retry");
-            Err(Refusal::new(Kind::ServiceUnavailable, message))
-        }
+        Err(status) => Err(agents.refusal(&connection, &status)),
     }
 }
 

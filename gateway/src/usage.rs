@@ -8,7 +8,7 @@ use cloche_crds::cluster::{SUBRESOURCES_GROUP, VERSION};
 use cloche_proto::agent::v1alpha1::{SandboxKey, UsageRequest, UsageResponse};
 use serde_json::{Value, json};
 
-use crate::agents::{Agents, is_broken};
+use crate::agents::Agents;
 use crate::place::Place;
 use crate::refusal::{Kind, Refusal};
 
@@ -32,15 +32,7 @@ pub(crate) async fn read(agents: &Agents, place: &Place) -> Result<Response, Ref
     };
     match answer {
         Ok(answer) => Ok(Json(object(place, &answer.into_inner())).into_response()),
-        Err(status) => {
-            agents.ended(&connection, &status);
-            if !is_broken(&status) {
-                return Err(Refusal::of_agent(&status));
-            }
-            let why = status.message();
-            let message = format!("the connection to the agent broke ({why}); retry");
-            Err(Refusal::new(Kind::ServiceUnavailable, message))
-        }
+        Err(status) => Err(agents.refusal(&connection, &status)),
     }
 }
 
