@@ -101,27 +101,30 @@ pub(super) async fn watch(shared: Shared) {
     loop {
         let Some(idle) = current(&shared) else { return };
         let period = (idle / LOOKS).clamp(SOONEST, LATEST);
+        if gauge.is_none() {
+            let cpu = cpu_usec(&shared).await;
+            gauge = cpu.map(|cpu| Gauge::new(clock::boot_time(), cpu));
+        }
         tokio::select! {
             // Cancel safe: the next agent begins anew.
             () = shared.node.cancel.cancelled() => return,
-            () = tokio::time::sleep(if gauge.is_some() { period } else { Duration::ZERO }) => {}
+            () = tokio::time::sleep(period) => {}
         }
         let (now, cpu) = (clock::boot_time(), cpu_usec(&shared).await);
-        let (Some(cpu), activity) = (cpu, &shared.activity) else {
+        let (Some(known), Some(cpu)) = (&mut gauge, cpu) else {
             // What it uses cannot be seen: that is no idleness.
             gauge = None;
-            tokio::time::sleep(period).await;
             continue;
         };
-        let gauge = gauge.get_or_insert_with(|| Gauge::new(now, cpu));
-        let seen = gauge.look(now, cpu, activity.is_used(), activity.left());
+        let activity = &shared.activity;
+        let seen = known.look(now, cpu, activity.is_used(), activity.left());
         if seen >= idle {
             let driver = shared.holding().driver.clone();
             if let Some(driver) = driver {
                 driver.tell(Event::Idle).await;
             }
             // Told once; where it goes on all the same, it is as if it had been used.
-            gauge.since = clock::boot_time();
+            known.since = clock::boot_time();
         }
     }
 }
