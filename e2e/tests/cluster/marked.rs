@@ -1,17 +1,13 @@
 //! Small sandboxes that say once that they ran, seen through the apiserver.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use cloche_crds::{Reason, Sandbox};
 use cloche_e2e::cluster::{Cluster, condition};
-use cloche_e2e::deadline::until;
 use cloche_e2e::subject::{manifest, mark};
 use kube::api::{DeleteParams, PostParams};
 use serde_json::Value;
 
-/// How long anything of one sandbox may take while parts are killed.
-pub(crate) const LIMIT: Duration = Duration::from_mins(2);
+use crate::scene::{LIMIT, first_words, printed};
 
 /// Creates one.
 pub(crate) async fn want(cluster: &Cluster, name: &str, spec: &Value) -> Result<()> {
@@ -28,27 +24,11 @@ pub(crate) async fn drop_want(cluster: &Cluster, name: &str) -> Result<()> {
     deleted.with_context(|| format!("delete {name}")).map(drop)
 }
 
-/// What one printed.
-async fn printed(cluster: &Cluster, name: &str) -> Result<String> {
-    let output = cluster.sandbox(&["log", name]).await?;
-    ensure!(
-        output.status.success(),
-        "read the log of {name}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).context("read a log as text")
-}
-
 /// The sandbox runs, takes commands, and its own command has run exactly once.
 pub(crate) async fn stands(cluster: &Cluster, name: &str) -> Result<()> {
     let is_ready = |object: &Sandbox| condition(object, "Ready") == Some("True");
     cluster.wait(name, LIMIT, "it is Ready", is_ready).await?;
-    // It is Ready from its command's start on, which says so a little later.
-    let text = until(LIMIT, "it says that it ran", async || {
-        let text = printed(cluster, name).await?;
-        Ok(text.contains('\n').then_some(text))
-    })
-    .await?;
+    let text = first_words(cluster, name).await?;
     let mark = mark(&text, "").with_context(|| format!("what {name} printed"))?;
     let output = cluster
         .sandbox(&["exec", name, "--", "cat", "/ran"])

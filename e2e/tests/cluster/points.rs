@@ -11,7 +11,8 @@ use cloche_e2e::subject::{Images, ends, stays};
 use kube::api::ListParams;
 use tokio::time::Instant;
 
-use crate::marked::{LIMIT, drop_want, has_ended, stands, want};
+use crate::marked::{drop_want, has_ended, stands, want};
+use crate::scene::LIMIT;
 
 /// Kills at points of `all`, one after the other on the same cluster; `provoke` brings the agent there.
 async fn at_points(

@@ -12,7 +12,8 @@ use cloche_e2e::talk;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::marked::{LIMIT, drop_want, has_ended, stands, want};
+use crate::marked::{drop_want, has_ended, stands, want};
+use crate::scene::LIMIT;
 
 /// Longest time from one kill to the next, in microseconds: from the midst of a part's start to well after it.
 const SPAN: u64 = 1_500_000;

@@ -1,12 +1,18 @@
 //! What these tests have in common.
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use cloche_crds::Sandbox;
 use cloche_e2e::cluster::Cluster;
+use cloche_e2e::deadline::until;
 use cloche_e2e::{Options, image};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
+
+/// How long anything of one sandbox may take while parts are killed.
+pub(crate) const LIMIT: Duration = Duration::from_mins(2);
 
 /// Agents with the images that were prepared, a Python among them.
 pub(crate) fn options() -> Result<Options> {
@@ -60,6 +66,26 @@ pub(crate) async fn events(cluster: &Cluster, name: &str) -> Result<Vec<Event>> 
         })
     };
     Ok(list.items.into_iter().filter(about).collect())
+}
+
+/// What a sandbox's own command has printed so far.
+pub(crate) async fn printed(cluster: &Cluster, name: &str) -> Result<String> {
+    let output = cluster.sandbox(&["log", name]).await?;
+    ensure!(
+        output.status.success(),
+        "read the log of {name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).context("read a log as text")
+}
+
+/// The same, from its first line on: a sandbox is Ready from its command's start on, which says so a little later.
+pub(crate) async fn first_words(cluster: &Cluster, name: &str) -> Result<String> {
+    until(LIMIT, "it says something", async || {
+        let text = printed(cluster, name).await?;
+        Ok(text.contains('\n').then_some(text))
+    })
+    .await
 }
 
 /// Runs a Python program in a sandbox by `kubectl sandbox exec`; what it printed.

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use cloche_crds::Reason;
+use cloche_e2e::deadline::until;
 use cloche_e2e::image::{Entry, Layer};
 use cloche_e2e::session::shell;
 use cloche_e2e::{Agent, trial};
@@ -122,8 +123,7 @@ async fn commands_have_exactly_what_the_security_context_gives() {
                 got.trim_end() == wanted,
                 "{name}: {got:?} is not {wanted:?}"
             );
-            let main = agent.kubectl(&["log", name]).await?;
-            let main = String::from_utf8_lossy(&main.stdout).into_owned();
+            let main = printed(agent, name, wanted.len()).await?;
             ensure!(
                 main.trim_end() == wanted,
                 "{name}: its own: {main:?} is not {wanted:?}"
@@ -134,6 +134,16 @@ async fn commands_have_exactly_what_the_security_context_gives() {
     })
     .await
     .unwrap();
+}
+
+/// What a sandbox's own command has printed, once that is `least` bytes.
+async fn printed(agent: &Agent, name: &str, least: usize) -> Result<String> {
+    until(LIMIT, "its own command tells", async || {
+        let log = agent.kubectl(&["log", name]).await?.stdout;
+        let text = String::from_utf8_lossy(&log).into_owned();
+        Ok((text.len() >= least).then_some(text))
+    })
+    .await
 }
 
 /// The status says what applies.
