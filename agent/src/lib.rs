@@ -49,6 +49,7 @@ pub mod runsc;
 pub mod sandbox;
 pub mod session;
 pub mod settled;
+pub mod snapshot;
 pub mod source;
 pub mod standalone;
 pub mod start;

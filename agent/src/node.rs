@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cloche_crds::sandbox::RuntimeStatus;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,6 +19,7 @@ use crate::ledger::Ledger;
 use crate::sandbox::SandboxRecord;
 use crate::sandbox::admission::Budget;
 use crate::settled::Settled;
+use crate::snapshot::Store;
 use crate::usage::Sampler;
 
 /// What the parts of one agent share. One per process.
@@ -32,6 +34,8 @@ pub struct Node {
     pub cgroups: Arc<dyn Cgroups>,
     /// Images on the node.
     pub images: ImageStore,
+    /// The files of stopped sandboxes.
+    pub snapshots: Store,
     /// Instances by record.
     pub workshop: Arc<Workshop>,
     /// Instances made ahead.
@@ -50,6 +54,8 @@ pub struct Node {
     pub sampler: Sampler,
     /// What sandboxes may request.
     pub budget: Budget,
+    /// Told when a sandbox begins to wait for room.
+    pub room_wanted: Notify,
     /// Bytes of images to keep.
     pub image_budget: u64,
     /// What runs them.

@@ -3,10 +3,12 @@
 //! Before this is asked, every instance that no sandbox record claims has been killed, and `.` tells of each claimed one what
 //! was found. The table is that of the crash contract in `docs/ARCHITECTURE.md`.
 
+use std::time::Duration;
+
 use cloche_crds::{FailureDomain, Reason};
 
 use crate::clock::Now;
-use crate::sandbox::{Cause, SandboxRecord, State, Termination};
+use crate::sandbox::{Cause, Kept, SandboxRecord, State, Termination};
 
 /// What was found of the instance that a record claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +56,32 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
     let ended = |cause: Cause| Decision::Resume(ending(record, cause, now));
     match (&record.state, found) {
         // Nothing ran yet, or all that is left to do is to be done again: every step tolerates what is done already.
-        (State::Bound | State::Ending { .. } | State::Ended { .. }, _) => {
-            Decision::Resume(record.clone())
-        }
+        (
+            State::Bound
+            | State::Discarding { .. }
+            | State::Stopped { .. }
+            | State::Ending { .. }
+            | State::Ended { .. },
+            _,
+        )
+        // Of an ended command the driver learns from its session.
+        | (
+            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            Found::MainEnded,
+        )
+        | (
+            State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Stopping { .. },
+            Found::Alive { main_running: true },
+        ) => Decision::Resume(record.clone()),
 
-        (State::Claimed { instance }, Found::Alive { main_running: true }) => {
+        // Not of what is brought back: its files may not all be there yet, and what its command had printed is not put aside.
+        (State::Claimed { instance }, Found::Alive { main_running: true })
+            if record.kept.is_none() =>
+        {
             let state = State::MainRequested {
                 instance: instance.clone(),
             };
@@ -75,14 +98,25 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
                 ..record.clone()
             },
         },
+        // With the sentry go the files, whatever had become of the command; but what is brought back has them still, as they were kept.
+        (State::MainRequested { instance }, Found::Dead(_) | Found::Nothing)
+            if record.kept.is_some() =>
+        {
+            Decision::Restart {
+                discard: instance.clone(),
+                record: SandboxRecord {
+                    state: State::Bound,
+                    ..record.clone()
+                },
+            }
+        }
 
-        // Of an ended command the driver learns from its session.
         (
-            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
-            Found::Alive { main_running: true } | Found::MainEnded,
-        ) => Decision::Resume(record.clone()),
-        (
-            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Stopping { .. },
             Found::Alive {
                 main_running: false,
             },
@@ -92,13 +126,22 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
             "its init had ended when the agent came back",
         )),
         (
-            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Stopping { .. },
             Found::Dead(cause),
         ) => ended(cause.clone()),
         (
-            State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. },
+            State::MainRequested { .. }
+            | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Stopping { .. },
             Found::Nothing,
-        ) => ended(Cause::new(
+        )
+        | (State::Halting { .. } | State::Keeping { .. }, Found::MainEnded) => ended(Cause::new(
             Reason::RuntimeCrashed,
             FailureDomain::Infrastructure,
             "nothing of its instance was left when the agent came back; status unknown",
@@ -112,13 +155,28 @@ fn after_reboot(record: &SandboxRecord, boot_id: &str, now: Now) -> SandboxRecor
         boot_id: boot_id.to_owned(),
         ..record.clone()
     };
+    let rebased = aged(rebased, now);
+    let anew = SandboxRecord {
+        state: State::Bound,
+        bound: now,
+        ..rebased.clone()
+    };
     match &record.state {
-        State::Bound | State::Claimed { .. } => SandboxRecord {
-            state: State::Bound,
-            bound: now,
+        State::Bound | State::Claimed { .. } => anew,
+        State::MainRequested { .. } if record.kept.is_some() => anew,
+        State::Discarding { by, failed, .. } | State::Stopped { by, failed, .. } => SandboxRecord {
+            state: State::Stopped {
+                by: *by,
+                failed: failed.clone(),
+                again: None,
+            },
             ..rebased
         },
-        State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. } => ending(
+        State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Stopping { .. } => ending(
             &rebased,
             Cause::new(
                 Reason::NodeLost,
@@ -132,6 +190,24 @@ fn after_reboot(record: &SandboxRecord, boot_id: &str, now: Now) -> SandboxRecor
     }
 }
 
+/// Of one whose files outlast the boot: its time to live goes on, by the wall clock.
+fn aged(record: SandboxRecord, now: Now) -> SandboxRecord {
+    let Some(kept) = record.kept.clone() else {
+        return record;
+    };
+    let lived = now.wall.duration_since(kept.started.wall);
+    let aged = Duration::try_from(lived).unwrap_or_default();
+    let started = Now {
+        boot: now.boot,
+        ..kept.started
+    };
+    SandboxRecord {
+        aged,
+        kept: Some(Kept { started, ..kept }),
+        ..record
+    }
+}
+
 fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
     let cause = match &record.state {
         State::Stopping { because, .. } => because.clone(),
@@ -139,6 +215,10 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
         | State::Claimed { .. }
         | State::MainRequested { .. }
         | State::Running { .. }
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. }
         | State::Ending { .. }
         | State::Ended { .. } => cause,
     };
@@ -146,7 +226,7 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
         instance: record.state.instance().map(str::to_owned),
         termination: Termination {
             cause,
-            started_at: record.state.started().map(|started| started.wall),
+            started_at: record.started().map(|started| started.wall),
             finished_at: now.wall,
             usage: None,
         },
@@ -156,6 +236,7 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
         // Nothing of it runs again: what it took from Secrets goes with it.
         values: None,
         lacks: None,
+        kept: None,
         ..record.clone()
     }
 }
@@ -163,7 +244,9 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::Digest;
     use crate::sandbox::fixture::{now_at, record};
+    use crate::sandbox::{Halt, PausedBy};
 
     fn at(state: State) -> SandboxRecord {
         SandboxRecord { state, ..record() }
@@ -224,7 +307,15 @@ mod tests {
 
     /// The name of the state gone on from, the reason if it is an end, and whether an instance is thrown away.
     fn outcome(state: &State, found: &Found, boot: &str) -> (String, Option<Reason>, bool) {
-        let (record, discarded) = match decide(&at(state.clone()), found, boot, now_at(30)) {
+        outcome_of(&at(state.clone()), found, boot)
+    }
+
+    fn outcome_of(
+        record: &SandboxRecord,
+        found: &Found,
+        boot: &str,
+    ) -> (String, Option<Reason>, bool) {
+        let (record, discarded) = match decide(record, found, boot, now_at(30)) {
             Decision::Resume(record) => (record, false),
             Decision::Restart { record, .. } => (record, true),
         };
@@ -284,6 +375,125 @@ mod tests {
                 states[state].name()
             );
         }
+    }
+
+    /// One that is stopped, or on its way there or back.
+    fn kept(state: State) -> SandboxRecord {
+        SandboxRecord {
+            kept: Some(Kept {
+                files: Digest::of(b"files"),
+                started: now_at(5),
+                since: now_at(10),
+                by: PausedBy::Spec,
+            }),
+            ..at(state)
+        }
+    }
+
+    #[test]
+    fn what_is_being_stopped_goes_on_while_its_sentry_lives_and_what_is_kept_is_not_lost() {
+        let halt = Halt {
+            by: PausedBy::Spec,
+            since: now_at(10),
+        };
+        let halting = at(State::Halting {
+            instance: instance(),
+            started: now_at(5),
+            halt,
+            kill_at: now_at(20).boot,
+            paused_since: None,
+        });
+        let keeping = at(State::Keeping {
+            instance: instance(),
+            started: now_at(5),
+            halt,
+            was_told: true,
+        });
+        let discarding = kept(State::Discarding {
+            instance: Some(instance()),
+            by: PausedBy::Spec,
+            failed: None,
+        });
+        let stopped = kept(State::Stopped {
+            by: PausedBy::Spec,
+            failed: None,
+            again: Some(now_at(99).boot),
+        });
+        let claimed = kept(State::Claimed {
+            instance: instance(),
+        });
+        let requested = kept(State::MainRequested {
+            instance: instance(),
+        });
+        let running = Found::Alive { main_running: true };
+        let dead = Found::Dead(crashed());
+        let crashed = Some(Reason::RuntimeCrashed);
+        let lost = Some(Reason::NodeLost);
+        let rows = [
+            (&halting, &running, "Halting", None, false),
+            (&halting, &dead, "Ending", crashed, false),
+            (&halting, &Found::MainEnded, "Ending", crashed, false),
+            (&keeping, &running, "Keeping", None, false),
+            (&keeping, &Found::MainEnded, "Ending", crashed, false),
+            (&keeping, &Found::Nothing, "Ending", crashed, false),
+            (&discarding, &dead, "Discarding", None, false),
+            (&stopped, &Found::Nothing, "Stopped", None, false),
+            (&claimed, &running, "Bound", None, true),
+            (&requested, &running, "MainRequested", None, false),
+            (&requested, &dead, "Bound", None, true),
+        ];
+        for (record, found, name, reason, discarded) in rows {
+            let wanted = (name.to_owned(), reason, discarded);
+            let told = format!("{} {found:?}", record.state.name());
+            assert_eq!(outcome_of(record, found, "boot-1"), wanted, "{told}");
+        }
+        let rows = [
+            (&halting, "Ending", lost, false),
+            (&keeping, "Ending", lost, false),
+            (&discarding, "Stopped", None, true),
+            (&stopped, "Stopped", None, false),
+            (&claimed, "Bound", None, true),
+            (&requested, "Bound", None, true),
+        ];
+        for (record, name, reason, discarded) in rows {
+            let wanted = (name.to_owned(), reason, discarded);
+            let told = record.state.name();
+            assert_eq!(
+                outcome_of(record, &Found::Nothing, "boot-2"),
+                wanted,
+                "{told}"
+            );
+        }
+    }
+
+    #[test]
+    fn over_a_reboot_a_stopped_sandbox_ages_by_the_wall_clock() {
+        let stopped = kept(State::Stopped {
+            by: PausedBy::Spec,
+            failed: None,
+            again: None,
+        });
+        // At second 45, which is the third of its boot, it has lived for 40 of its 60 seconds.
+        let now = Now {
+            boot: Duration::from_secs(3),
+            ..now_at(45)
+        };
+        let Decision::Resume(after) = decide(&stopped, &Found::Nothing, "boot-2", now) else {
+            panic!()
+        };
+        assert_eq!(after.expires(), Some(Duration::from_secs(23)));
+        assert_eq!(
+            after.started().map(|started| started.wall),
+            Some(now_at(5).wall)
+        );
+        let again = Now {
+            boot: Duration::from_secs(1),
+            ..now_at(50)
+        };
+        let Decision::Resume(after) = decide(&after, &Found::Nothing, "boot-3", again) else {
+            panic!()
+        };
+        assert_eq!(after.expires(), Some(Duration::from_secs(16)));
     }
 
     #[test]

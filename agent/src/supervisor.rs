@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cloche_crds::sandbox::EffectiveResources;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, watch};
 
@@ -16,7 +15,7 @@ use crate::clock;
 use crate::instance::Instance;
 use crate::mirror::Refusals;
 use crate::node::Node;
-use crate::sandbox::admission::{self, Room};
+use crate::sandbox::admission::{self, Need, Room};
 use crate::sandbox::driver::{Driver, DriverHandle, Hands};
 use crate::sandbox::hands::NodeHands;
 use crate::sandbox::{Event, SandboxRecord, State, Termination};
@@ -46,6 +45,8 @@ enum Share {
     Held,
     /// The same, and it is ending.
     Leaving,
+    /// Of disk what it requests, and nothing else.
+    Stopped,
     /// Nothing yet.
     Awaited,
     /// Nothing any more.
@@ -115,8 +116,9 @@ impl Supervisor {
             name: record.name.clone(),
         };
         // What has nothing yet is given room anew, beside what is here now.
-        let room = watch::Sender::new(record.state != State::Bound);
-        let mut hands = NodeHands::new(Arc::clone(&self.node), key.clone(), room.subscribe());
+        let has_none = matches!(record.state, State::Bound | State::Stopped { .. });
+        let room = watch::Sender::new(!has_none);
+        let mut hands = NodeHands::new(Arc::clone(&self.node), key.clone(), room.clone());
         hands.adopt(instance, &record).await;
         // Before anybody can ask: who lists what is there must find it. It may not be on disk yet; were it lost, the next agent
         // would decide the same.
@@ -147,6 +149,8 @@ impl Supervisor {
                         }
                         break;
                     }
+                    // One that is brought back wants a share again.
+                    () = self.node.room_wanted.notified() => {}
                     // What has ended gives its share back, also where it stays to be read.
                     change = news.recv(), if waits => match change {
                         Ok(_) | Err(RecvError::Lagged(_)) => {}
@@ -202,10 +206,10 @@ impl Supervisor {
             Origin::Object { .. } => 0,
         };
         let Some(driven) = self.driven.get_mut(key) else {
-            let room = self.room(&wanted.effective.resources, |_| true);
+            let room = self.room(Need::of(&wanted.effective.resources), |_| true);
             let has_room = watch::Sender::new(room == Room::Now);
             let record = self.bind(key, &wanted, room);
-            let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.subscribe());
+            let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.clone());
             self.drive(key.clone(), record, (hands, has_room), incarnation);
             return None;
         };
@@ -225,7 +229,7 @@ impl Supervisor {
         }
         if let (Some(cause), false) = (wanted.ended, driven.told_to_end) {
             driven.told_to_end = true;
-            driven.handle.tell(Event::Evict(cause.clone())).await;
+            driven.handle.tell(Event::End(cause.clone())).await;
         }
         if !driven.taken.spec.same_but_lifecycle(wanted.effective) {
             return Some("only spec.lifecycle can change while the sandbox exists: delete it, then apply the new one".to_owned());
@@ -289,6 +293,9 @@ impl Supervisor {
             values: None,
             lacks: None,
             image: None,
+            kept: None,
+            used: None,
+            aged: Duration::ZERO,
             state,
             deleted: false,
         }
@@ -301,7 +308,7 @@ impl Supervisor {
             .iter()
             .filter(|(key, driven)| self.share(key, driven) == Share::Awaited);
         let mut waiting: Vec<_> = waiting
-            .map(|(key, driven)| (driven.taken.bound.boot, key.clone()))
+            .map(|(key, driven)| (self.bound(key, driven), key.clone()))
             .collect();
         waiting.sort();
         let mut waits = false;
@@ -313,14 +320,28 @@ impl Supervisor {
             else {
                 continue;
             };
-            let room = self.room(&asked, |(other, taken)| {
-                (taken.bound.boot, other) < (bound, &key)
+            let is_kept = self.is_kept(&key);
+            let asked = if is_kept {
+                // Of disk it has what it requests.
+                Need {
+                    disk: 0,
+                    ..Need::of(&asked)
+                }
+            } else {
+                Need::of(&asked)
+            };
+            let room = self.room(asked, |(other, _)| {
+                self.driven
+                    .get(other)
+                    .is_some_and(|driven| (self.bound(other, driven), other) < (bound, &key))
             });
             let Some(driven) = self.driven.get_mut(&key) else {
                 continue;
             };
             match room {
                 Room::Now => drop(driven.room.send_replace(true)),
+                // One that is to be brought back waits for as long as it lives.
+                Room::Never(_) if is_kept => waits = true,
                 Room::Later => waits = true,
                 Room::Never(cause) => {
                     driven.told_to_end = true;
@@ -332,22 +353,39 @@ impl Supervisor {
     }
 
     /// Whether there is room for what is `asked`, behind those that wait and are `ahead`.
-    fn room(
-        &self,
-        asked: &EffectiveResources,
-        ahead: impl Fn((&SandboxKey, &SandboxRecord)) -> bool,
-    ) -> Room {
+    fn room(&self, asked: Need, ahead: impl Fn((&SandboxKey, &SandboxRecord)) -> bool) -> Room {
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
         for (key, driven) in &self.driven {
-            let resources = &driven.taken.spec.resources;
+            let need = Need::of(&driven.taken.spec.resources);
+            let disk = Need {
+                memory: 0,
+                cpu_millis: 0,
+                ..need
+            };
             match self.share(key, driven) {
-                Share::Held => staying.push(resources),
-                Share::Awaited if ahead((key, &driven.taken)) => staying.push(resources),
-                Share::Leaving => leaving.push(resources),
+                Share::Held => staying.push(need),
+                Share::Awaited if ahead((key, &driven.taken)) => staying.push(need),
+                Share::Leaving => leaving.push(need),
+                Share::Stopped => staying.push(disk),
+                Share::Awaited if self.is_kept(key) => staying.push(disk),
                 Share::Awaited | Share::Returned => {}
             }
         }
         admission::room(&self.node.budget, &staying, &leaving, asked)
+    }
+
+    /// Whether the sandbox has files to be brought back with.
+    fn is_kept(&self, key: &SandboxKey) -> bool {
+        let posting = self.node.board.get(key);
+        posting.is_some_and(|posting| posting.record.kept.is_some())
+    }
+
+    /// Since when it waits, or has what it needs; boot time.
+    fn bound(&self, key: &SandboxKey, driven: &Driven) -> Duration {
+        let posted = self.node.board.get(key).map(|posting| posting.record);
+        posted
+            .map_or(driven.taken.bound, |record| record.bound)
+            .boot
     }
 
     fn share(&self, key: &SandboxKey, driven: &Driven) -> Share {
@@ -356,10 +394,15 @@ impl Supervisor {
         match &record.state {
             State::Ended { .. } => Share::Returned,
             State::Stopping { .. } | State::Ending { .. } => Share::Leaving,
+            // It was given back before that was told.
+            State::Stopped { .. } => Share::Stopped,
             State::Bound
             | State::Claimed { .. }
             | State::MainRequested { .. }
-            | State::Running { .. } => {
+            | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Discarding { .. } => {
                 if driven.told_to_delete || driven.told_to_end {
                     Share::Leaving
                 } else if *driven.room.borrow() {

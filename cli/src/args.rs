@@ -100,6 +100,10 @@ pub(crate) enum Command {
     Pause(Pace),
     /// Have paused sandboxes go on
     Resume(Pace),
+    /// Have sandboxes stop: their files are kept, their commands end
+    Stop(Pace),
+    /// Have stopped sandboxes run again
+    Start(Pace),
     /// Delete sandboxes
     Rm(Rm),
 }
@@ -117,6 +121,8 @@ impl Command {
             | Self::Log(_)
             | Self::Pause(_)
             | Self::Resume(_)
+            | Self::Stop(_)
+            | Self::Start(_)
             | Self::Rm(_) => false,
         }
     }
@@ -227,9 +233,9 @@ pub(crate) struct Shape {
     #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub(crate) ttl: Option<Duration>,
     /// What becomes of the sandbox once nobody has used it for so long, in whole seconds, such as 10m
-    #[arg(long, value_name = "DURATION", value_parser = positive_duration, requires = "idle_action")]
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub(crate) idle_timeout: Option<Duration>,
-    /// What becomes of it then
+    /// What becomes of it then; absent: it is stopped
     #[arg(long, value_name = "ACTION", requires = "idle_timeout")]
     pub(crate) idle_action: Option<IdleAction>,
 }
@@ -237,6 +243,8 @@ pub(crate) struct Shape {
 /// What becomes of an idle sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum IdleAction {
+    /// Its files are kept, its commands end, until it is used again
+    Stop,
     /// It is paused, until it is used again
     Pause,
     /// It ends
@@ -400,6 +408,9 @@ pub(crate) struct Log {
     /// Of this command; absent: the sandbox's main one
     #[arg(long, value_name = "ID")]
     pub(crate) command_id: Option<String>,
+    /// Of the main one as it ran before the sandbox was last stopped
+    #[arg(short, long, conflicts_with_all = ["command_id", "follow"])]
+    pub(crate) previous: bool,
     /// Go on until no process can write to the output any more: the command and all that it left running
     #[arg(short, long)]
     pub(crate) follow: bool,
@@ -410,8 +421,9 @@ pub(crate) struct Log {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sets spec.lifecycle.desiredState. Clients that are attached stay so; time limits of commands do not count while the sandbox is
-paused, its time to live does.")]
+Sets spec.lifecycle.desiredState. A pause keeps memory and commands: clients that are attached stay so, and time limits of commands do
+not count meanwhile. A stop keeps files alone: the main command is told to end, the others are killed, and the main command is started
+anew once the sandbox is to run. The time to live counts in both.")]
 pub(crate) struct Pace {
     /// Names of the sandboxes
     #[arg(required = true)]

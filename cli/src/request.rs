@@ -120,6 +120,7 @@ pub(crate) fn sandbox(
         ttl_seconds: whole_seconds("--ttl", shape.ttl)?,
         idle_timeout_seconds: whole_seconds("--idle-timeout", shape.idle_timeout)?,
         idle_action: shape.idle_action.map(|action| match action {
+            args::IdleAction::Stop => IdleAction::Stop,
             args::IdleAction::Pause => IdleAction::Pause,
             args::IdleAction::End => IdleAction::End,
         }),

@@ -96,8 +96,14 @@ pub enum ConditionReason {
     Running,
     /// Ready=False: it stands still, as its spec wants it.
     Paused,
-    /// Ready=False: it stands still since it was idle; the next session has it run again.
+    /// Ready=False: it stands still, or is stopped, since it was idle; the next session has it run again.
     Idle,
+    /// Ready=False: its command was told to end, and its files are being kept.
+    Stopping,
+    /// Ready=False: nothing of it runs and its files are kept, as its spec wants it.
+    Stopped,
+    /// Ready=False: it is stopped and is to run again, for which something is lacking; the message says what.
+    WakePending,
     /// Ready=Unknown: it runs, but its sessions cannot be reached.
     SessionsUnavailable,
     /// Ready=False: it runs, but the node cannot store output: commands that print are blocked until it can.
@@ -138,6 +144,9 @@ impl ConditionReason {
             Self::Running => "Running",
             Self::Paused => "Paused",
             Self::Idle => "Idle",
+            Self::Stopping => "Stopping",
+            Self::Stopped => "Stopped",
+            Self::WakePending => "WakePending",
             Self::SessionsUnavailable => "SessionsUnavailable",
             Self::LogStorageFull => "LogStorageFull",
             Self::NearLimit => "NearLimit",

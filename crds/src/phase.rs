@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```text
 /// Pending ─► Starting ─► Running ◄─► Paused
-///    │           │          └────┬─────┘
-///    └───────────┴───────────────┴─► Terminating ─► Succeeded | Failed | Ended
+///    │         ▲  │         │ └────┬────┘
+///    │   Stopped ◄──────────┘      │
+///    │      │     │                │
+///    └──────┴─────┴────────────────┴─► Terminating ─► Succeeded | Failed | Ended
 /// ```
 /// `Terminating` is shown while the node still holds something of it; the last three never change again.
 #[derive(
@@ -25,6 +27,8 @@ pub enum Phase {
     Running,
     /// It stands still, as it was desired or since it was idle.
     Paused,
+    /// Nothing of it runs and its files are kept, as it was desired or since it was idle.
+    Stopped,
     /// It is being ended; its reason is already fixed.
     Terminating,
     /// [`Reason::Completed`](crate::Reason::Completed).
@@ -40,11 +44,12 @@ pub enum Phase {
 
 impl Phase {
     /// Every phase that this build knows, without [`Phase::Unknown`].
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Pending,
         Self::Starting,
         Self::Running,
         Self::Paused,
+        Self::Stopped,
         Self::Terminating,
         Self::Succeeded,
         Self::Failed,
@@ -58,6 +63,7 @@ impl Phase {
             Self::Starting => "Starting",
             Self::Running => "Running",
             Self::Paused => "Paused",
+            Self::Stopped => "Stopped",
             Self::Terminating => "Terminating",
             Self::Succeeded => "Succeeded",
             Self::Failed => "Failed",
@@ -74,6 +80,7 @@ impl Phase {
             | Self::Starting
             | Self::Running
             | Self::Paused
+            | Self::Stopped
             | Self::Terminating
             | Self::Unknown => false,
         }

@@ -51,6 +51,8 @@ pub enum Reason {
     RuntimeCrashed,
     /// The node was rebooted or is gone.
     NodeLost,
+    /// It was stopped, and the files that it was to be brought back with are damaged or gone.
+    SnapshotCorrupt,
     /// Its object was deleted.
     Deleted,
     /// A reason that this build does not know.
@@ -60,7 +62,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason that this build knows, in the order of `docs/reasons.md`; without [`Reason::Unknown`].
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Completed,
         Self::Error,
         Self::OOMKilled,
@@ -81,6 +83,7 @@ impl Reason {
         Self::NodeRejected,
         Self::RuntimeCrashed,
         Self::NodeLost,
+        Self::SnapshotCorrupt,
         Self::Deleted,
     ];
 
@@ -107,6 +110,7 @@ impl Reason {
             Self::NodeRejected => "NodeRejected",
             Self::RuntimeCrashed => "RuntimeCrashed",
             Self::NodeLost => "NodeLost",
+            Self::SnapshotCorrupt => "SnapshotCorrupt",
             Self::Deleted => "Deleted",
             Self::Unknown => "Unknown",
         }
@@ -133,7 +137,8 @@ impl Reason {
             | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
-            | Self::NodeLost => Phase::Failed,
+            | Self::NodeLost
+            | Self::SnapshotCorrupt => Phase::Failed,
             Self::Unknown => Phase::Unknown,
         }
     }
@@ -160,7 +165,8 @@ impl Reason {
             | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
-            | Self::NodeLost => FailureDomain::Infrastructure,
+            | Self::NodeLost
+            | Self::SnapshotCorrupt => FailureDomain::Infrastructure,
             Self::Unknown => FailureDomain::Unknown,
         }
     }
@@ -188,7 +194,8 @@ impl Reason {
             | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
-            | Self::NodeLost => true,
+            | Self::NodeLost
+            | Self::SnapshotCorrupt => true,
             Self::Completed
             | Self::Error
             | Self::OOMKilled
@@ -230,7 +237,8 @@ impl Reason {
             | Self::Unschedulable
             | Self::NodeRejected
             | Self::RuntimeCrashed
-            | Self::NodeLost => true,
+            | Self::NodeLost
+            | Self::SnapshotCorrupt => true,
         }
     }
 
@@ -257,6 +265,7 @@ impl Reason {
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost
+            | Self::SnapshotCorrupt
             | Self::Deleted
             | Self::Unknown => None,
         }

@@ -194,11 +194,6 @@ fn lifecycle() -> Vec<(&'static str, Value)> {
             "spec.lifecycle",
             json!({"x-kubernetes-validations": [
                 {
-                    "rule": "!has(self.idleTimeoutSeconds) || has(self.idleAction)",
-                    "message": "is missing: say what is to become of an idle sandbox (Pause or End), or leave idleTimeoutSeconds out",
-                    "fieldPath": ".idleAction",
-                },
-                {
                     "rule": "!has(self.idleAction) || has(self.idleTimeoutSeconds)",
                     "message": "is missing: say when the sandbox counts as idle, or leave idleAction out",
                     "fieldPath": ".idleTimeoutSeconds",

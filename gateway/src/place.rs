@@ -73,9 +73,10 @@ pub(crate) fn place(
                 "sandbox {name:?} is {phase}, wait for its condition Ready{why}"
             ))
         }
-        // Use of one that is paused since it was idle has it go on.
+        // Use of one that is paused or stopped since it was idle has it run again.
         Phase::Running
         | Phase::Paused
+        | Phase::Stopped
         | Phase::Terminating
         | Phase::Succeeded
         | Phase::Failed

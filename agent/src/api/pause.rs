@@ -1,34 +1,40 @@
-//! Clients of a sandbox that stands still.
+//! Clients of a sandbox that stands still or is stopped.
 
 use std::time::Duration;
 
+use cloche_crds::DesiredState;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
 use crate::board::Posting;
 use crate::node::Node;
-use crate::sandbox::{Event, PausedBy};
-use crate::session::{CommandId, Sessions};
+use crate::sandbox::{Event, PausedBy, State};
+use crate::session::CommandId;
 use crate::source::SandboxKey;
 
-/// How long a client waits for a sandbox that is to go on: it takes milliseconds.
+/// How long a client waits for a sandbox that is to go on: it takes milliseconds. For one that is brought back, the time that its start
+/// may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Lets a client through that is counted as a use of the sandbox: at once where it runs, and once it goes on where it stands still for want
-/// of use. One that is to stand still by its spec takes no new command; what runs in it can be attached to.
+/// Lets a client through that is counted as a use of the sandbox: at once where it runs, and once it runs again where it does not for want
+/// of use. One that is not to run by its spec takes no new command; what there is of earlier ones can be attached to.
 pub(super) async fn pass(
     node: &Node,
     key: &SandboxKey,
-    uid: &str,
-    sessions: &Sessions,
+    posting: &Posting,
     new: Option<&CommandId>,
 ) -> Result<(), Status> {
-    let waited = tokio::time::timeout(PATIENCE, wait(node, key, uid, sessions, new));
+    let record = &posting.record;
+    let patience = match record.stopped_by() {
+        Some(_) => PATIENCE.max(record.spec.start_timeout),
+        None => PATIENCE,
+    };
+    let waited = tokio::time::timeout(patience, wait(node, key, &record.uid, new));
     waited.await.unwrap_or_else(|_| {
         Err(Status::unavailable(format!(
-            "sandbox {:?} is paused, and did not go on within {} s; retry",
+            "sandbox {:?} does not run, and did not run again within {} s; retry",
             key.name,
-            PATIENCE.as_secs()
+            patience.as_secs()
         )))
     })
 }
@@ -37,9 +43,9 @@ async fn wait(
     node: &Node,
     key: &SandboxKey,
     uid: &str,
-    sessions: &Sessions,
     new: Option<&CommandId>,
 ) -> Result<(), Status> {
+    let mut was_tried = false;
     loop {
         // From before the look: no change falls between the two.
         let mut changes = node.board.changes();
@@ -51,12 +57,25 @@ async fn wait(
             // Whatever is asked of it next tells why.
             return Ok(());
         };
-        let Some(pause) = posting.record.state.pause() else {
+        let state = &posting.record.state;
+        let pause = state.pause().map(|pause| pause.by);
+        let Some(by) = pause.or_else(|| posting.record.stopped_by()) else {
             return Ok(());
         };
-        match pause.by {
-            PausedBy::Spec => return by_spec(&posting, sessions, new).await,
-            PausedBy::Idleness => {
+        if by == PausedBy::Spec {
+            return by_spec(&posting, new).await;
+        }
+        match state {
+            State::Stopped {
+                failed: Some(why), ..
+            } if was_tried => {
+                return Err(Status::unavailable(format!(
+                    "sandbox {:?} could not be brought back: {why}",
+                    key.name
+                )));
+            }
+            State::Bound | State::Claimed { .. } | State::MainRequested { .. } => was_tried = true,
+            _ => {
                 if let Some(driver) = &posting.driver {
                     driver.tell(Event::Wake).await;
                 }
@@ -68,18 +87,25 @@ async fn wait(
     }
 }
 
-async fn by_spec(
-    posting: &Posting,
-    sessions: &Sessions,
-    new: Option<&CommandId>,
-) -> Result<(), Status> {
+async fn by_spec(posting: &Posting, new: Option<&CommandId>) -> Result<(), Status> {
     let Some(id) = new else { return Ok(()) };
-    // A client that comes back for what it began before the pause.
-    if sessions.get(id).await.is_ok() {
+    let record = &posting.record;
+    // A client that comes back for what it began before.
+    if let Some(sessions) = &posting.sessions
+        && sessions.get(id).await.is_ok()
+    {
         return Ok(());
     }
-    Err(Status::failed_precondition(format!(
-        "sandbox {:?} is paused (spec.lifecycle.desiredState): set it to Running first, as `kubectl sandbox resume` does",
-        posting.record.name
-    )))
+    let name = &record.name;
+    Err(Status::failed_precondition(match record.spec.desired {
+        DesiredState::Running => {
+            format!("sandbox {name:?} is not running yet: wait for its condition Ready")
+        }
+        DesiredState::Paused => format!(
+            "sandbox {name:?} is paused (spec.lifecycle.desiredState): set it to Running first, as `kubectl sandbox resume` does"
+        ),
+        DesiredState::Stopped => format!(
+            "sandbox {name:?} is stopped (spec.lifecycle.desiredState): set it to Running first, as `kubectl sandbox start` does"
+        ),
+    }))
 }

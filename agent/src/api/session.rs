@@ -41,20 +41,22 @@ pub(super) async fn open(
             "the first request of a session stream must be `open`",
         ));
     };
-    let (posting, sessions) = find(node, open.key.clone(), &open.uid)?;
+    let key = key(open.key.clone())?;
+    let there = posting(node, &key, &open.uid)?;
     // Before anything is run for it.
-    let stream = node.streams.open(&posting.record.uid)?;
+    let stream = node.streams.open(&there.record.uid)?;
     let id = if open.command_id.is_empty() {
         command_id(&format!("c-{}", crate::unique::hex::<6>()))?
     } else {
         command_id(&open.command_id)?
     };
-    let used = posting.activity.begin();
+    let used = there.activity.begin();
     let new = open.command.is_some().then_some(&id);
-    let key = key(open.key.clone())?;
-    pass(node, &key, &posting.record.uid, &sessions, new).await?;
+    pass(node, &key, &there, new).await?;
+    // It may have others by now.
+    let (posting, sessions) = find(node, &key, &there.record.uid)?;
     let (session, created) = match &open.command {
-        Some(_) if id == CommandId::main() => {
+        Some(_) if id.is_own() => {
             return Err(Status::invalid_argument(format!(
                 "the command id {id:?} is that of the sandbox's own command: choose another, or attach to it without a command",
                 id = id.to_string()
@@ -97,7 +99,7 @@ pub(super) async fn log(
     node: &Arc<Node>,
     request: pb::LogRequest,
 ) -> Result<Receiving<pb::SessionResponse>, Status> {
-    let (posting, sessions) = find(node, request.key, &request.uid)?;
+    let (posting, sessions) = find(node, &key(request.key)?, &request.uid)?;
     let stream = node.streams.open(&posting.record.uid)?;
     let id = if request.command_id.is_empty() {
         frame::MAIN_SESSION
@@ -155,16 +157,11 @@ pub(super) async fn log(
     Ok(receiver)
 }
 
-fn find(
-    node: &Node,
-    named: Option<pb::SandboxKey>,
-    uid: &str,
-) -> Result<(Posting, Sessions), Status> {
-    let key = key(named)?;
-    let posting = posting(node, &key, uid)?;
-    let state = &posting.record.state;
+fn find(node: &Node, key: &SandboxKey, uid: &str) -> Result<(Posting, Sessions), Status> {
+    let posting = posting(node, key, uid)?;
+    let record = &posting.record;
     // Its sessions may be open already, but the first command in it must be its own.
-    if state.started().is_none() && state.termination().is_none() {
+    if record.started().is_none() && record.state.termination().is_none() {
         return Err(Status::failed_precondition(format!(
             "sandbox {:?} is not running yet: wait for its condition Ready",
             key.name

@@ -34,7 +34,9 @@ pub(super) fn due(ours: Phase, theirs: &str, pace: Pace) -> Duration {
     let spaced = after(PERIOD);
     match ours {
         // There and back it may go as often as somebody comes and goes.
-        Phase::Running | Phase::Paused if is_of(theirs, &[Phase::Running, Phase::Paused]) => {
+        Phase::Running | Phase::Paused | Phase::Stopped
+            if is_of(theirs, &[Phase::Running, Phase::Paused, Phase::Stopped]) =>
+        {
             let least = if theirs == ours.as_str() {
                 PERIOD
             } else {
@@ -42,9 +44,12 @@ pub(super) fn due(ours: Phase, theirs: &str, pace: Pace) -> Duration {
             };
             after(least)
         }
-        Phase::Running | Phase::Paused | Phase::Succeeded | Phase::Failed | Phase::Ended => {
-            Duration::ZERO
-        }
+        Phase::Running
+        | Phase::Paused
+        | Phase::Stopped
+        | Phase::Succeeded
+        | Phase::Failed
+        | Phase::Ended => Duration::ZERO,
         Phase::Pending | Phase::Starting | Phase::Unknown => {
             pace.in_phase_since.saturating_add(SLOW).max(spaced)
         }

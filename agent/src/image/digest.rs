@@ -21,6 +21,23 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
+    /// The digest of all that `source` has from here on, and its length. Blocking.
+    pub fn of_reader(mut source: impl std::io::Read) -> std::io::Result<(Self, u64)> {
+        let mut meter = Meter::default();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match source.read(&mut buffer) {
+                Ok(0) => {
+                    let length = meter.length();
+                    return Ok((meter.digest(), length));
+                }
+                Ok(read) => meter.update(&buffer[..read]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// The 64 hex digits alone: the file name of what it names.
     pub fn hex(&self) -> String {
         let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);

@@ -197,6 +197,13 @@ impl ImageStore {
         }
     }
 
+    /// The image `digest`, if it is on the node.
+    pub async fn here(&self, digest: &Digest) -> Option<Image> {
+        let (cache, digest) = (Arc::clone(&self.inner.cache), *digest);
+        let found = blocking(move || Ok(cache.get(&digest, crate::clock::now().wall)));
+        found.await.ok().flatten()
+    }
+
     /// Whether [`Self::ensure`] would ask a registry. What cannot be found out is told there.
     pub async fn asks(&self, image: &ImageRef, policy: PullPolicy) -> bool {
         let is_remote = matches!(image, ImageRef::Registry(_));

@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::Shape;
 use super::plan::{Held, Refill, Target, refill};
 use crate::clock::{boot_time, sleep_until};
+use crate::runsc::SavedFiles;
 
 /// Instances that are made at the same time: with more the kernel's locks cost more than the second processor gains.
 pub const MAKERS: usize = 4;
@@ -31,10 +32,11 @@ pub trait Workshop: Send + Sync + 'static {
     /// Why one could not be made or started.
     type Error: std::error::Error + Send + 'static;
 
-    /// Makes an instance of this shape.
+    /// Makes an instance of this shape; `saved`: what its sandbox's writable layer begins as, if not empty.
     fn make(
         &self,
         shape: &Shape,
+        saved: Option<SavedFiles>,
     ) -> impl Future<Output = Result<Self::Instance, Self::Error>> + Send;
     /// Starts one that was made.
     fn start(
@@ -103,6 +105,12 @@ impl<I> Default for Shelf<I> {
     }
 }
 
+/// What there is of an instance that somebody waits for.
+enum Begun<I> {
+    Made(I),
+    Not { saved: Option<SavedFiles> },
+}
+
 enum Taken<I> {
     Started(I),
     Created(I),
@@ -131,9 +139,19 @@ impl<W: Workshop> Pool<W> {
     pub async fn claim(&self, shape: &Shape) -> Result<W::Instance, W::Error> {
         match self.take(shape) {
             Taken::Started(instance) => Ok(instance),
-            Taken::Created(instance) => self.finish(shape.clone(), Some(instance)).await,
-            Taken::Nothing => self.finish(shape.clone(), None).await,
+            Taken::Created(instance) => self.finish(shape.clone(), Begun::Made(instance)).await,
+            Taken::Nothing => self.finish(shape.clone(), Begun::Not { saved: None }).await,
         }
+    }
+
+    /// The same, with a writable layer that begins as `saved`: made for the caller, since that is fixed when it is made.
+    pub async fn bring_back(
+        &self,
+        shape: &Shape,
+        saved: SavedFiles,
+    ) -> Result<W::Instance, W::Error> {
+        let saved = Some(saved);
+        self.finish(shape.clone(), Begun::Not { saved }).await
     }
 
     /// Keeps the pool filled until `cancel`, then destroys what it holds and what is still being made; returns when nothing is
@@ -207,13 +225,13 @@ impl<W: Workshop> Pool<W> {
     async fn finish(
         &self,
         shape: Shape,
-        made: Option<W::Instance>,
+        begun: Begun<W::Instance>,
     ) -> Result<W::Instance, W::Error> {
         let (deliver, delivered) = oneshot::channel();
         let pool = self.clone();
         self.shelves().waiting += 1;
         self.0.finishing.spawn(async move {
-            let outcome = pool.finish_inner(&shape, made).await;
+            let outcome = pool.finish_inner(&shape, begun).await;
             {
                 let mut shelves = pool.shelves();
                 shelves.waiting -= 1;
@@ -234,13 +252,13 @@ impl<W: Workshop> Pool<W> {
     async fn finish_inner(
         &self,
         shape: &Shape,
-        made: Option<W::Instance>,
+        begun: Begun<W::Instance>,
     ) -> Result<W::Instance, W::Error> {
         // The semaphore is never closed.
         let _permit = self.0.makers.acquire().await;
-        let instance = match made {
-            Some(instance) => instance,
-            None => self.0.workshop.make(shape).await?,
+        let instance = match begun {
+            Begun::Made(instance) => instance,
+            Begun::Not { saved } => self.0.workshop.make(shape, saved).await?,
         };
         match self.0.workshop.start(&instance).await {
             Ok(()) => Ok(instance),
@@ -261,7 +279,7 @@ impl<W: Workshop> Pool<W> {
 
     async fn make_one(&self, shape: &Shape) -> Duration {
         self.with_shelf(shape, |shelf| shelf.making += 1);
-        let outcome = self.0.workshop.make(shape).await;
+        let outcome = self.0.workshop.make(shape, None).await;
         self.with_shelf(shape, |shelf| shelf.making -= 1);
         match outcome {
             Ok(instance) => {

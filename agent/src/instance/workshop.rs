@@ -20,8 +20,8 @@ use crate::runsc::place::PlaceError;
 use crate::runsc::sentry::ContainerState;
 use crate::runsc::urpc::UrpcError;
 use crate::runsc::{
-    CreateError, CreatePlan, InstanceName, InstancePaths, Profile, Sentry, create, panic_log,
-    tear_down,
+    CreateError, CreatePlan, InstanceName, InstancePaths, Profile, SavedFiles, Sentry, create,
+    panic_log, tear_down,
 };
 use crate::sys::{Process, ProcessError};
 
@@ -213,7 +213,12 @@ impl Workshop {
         InstancePaths::new(&self.run, InstanceName::try_from(id.to_owned())?)
     }
 
-    async fn make_as(&self, id: &str, shape: &Shape) -> Result<Instance, InstanceError> {
+    async fn make_as(
+        &self,
+        id: &str,
+        shape: &Shape,
+        saved: Option<SavedFiles>,
+    ) -> Result<Instance, InstanceError> {
         let record = |stage| InstanceRecord {
             boot_id: self.boot_id.clone(),
             shape: shape.clone(),
@@ -235,6 +240,7 @@ impl Workshop {
             cgroups_path: self.cgroups.path(id)?,
             guest_memory: shape.memory,
             limits: limits::of_shape(shape),
+            saved,
             deadline: CREATE_DEADLINE,
         };
         let created = create(&plan, &self.cgroups).await?;
@@ -280,9 +286,13 @@ impl pool::Workshop for Workshop {
     type Instance = Instance;
     type Error = InstanceError;
 
-    async fn make(&self, shape: &Shape) -> Result<Instance, InstanceError> {
+    async fn make(
+        &self,
+        shape: &Shape,
+        saved: Option<SavedFiles>,
+    ) -> Result<Instance, InstanceError> {
         let id = new_id();
-        match self.make_as(&id, shape).await {
+        match self.make_as(&id, shape, saved).await {
             Ok(instance) => Ok(instance),
             Err(error) => {
                 // Beside: what the kernel cannot remove now must not keep who waits from the error.

@@ -20,11 +20,11 @@ pub const FLAGS: [&str; 6] = [
     "--allow-suid",
 ];
 
-/// All arguments, the program's name not included.
+/// All arguments, the program's name not included; `restores`: the containers get their writable layers from [`InstancePaths::saved`].
 ///
 /// No `--ignore-cgroups`: runsc would then not know the instance's limits and show the guest the node's memory and CPUs. No log
 /// flag: runsc then discards its log, and the reason of a failure goes to stderr.
-pub fn create(paths: &InstancePaths) -> Vec<OsString> {
+pub fn create(paths: &InstancePaths, restores: bool) -> Vec<OsString> {
     let flag = |name: &str, value: &std::path::Path, end: &str| {
         let mut flag = OsString::from(name);
         flag.push(value);
@@ -36,6 +36,9 @@ pub fn create(paths: &InstancePaths) -> Vec<OsString> {
     // The slash at the end makes it a directory (`OpenDebugLogFile`, runsc/specutils/specutils.go).
     arguments.push(flag("--panic-log=", &paths.panic(), "/"));
     arguments.push("create".into());
+    if restores {
+        arguments.push(flag("--fs-restore-image-path=", &paths.saved(), ""));
+    }
     arguments.push(flag("--bundle=", &paths.bundle(), ""));
     arguments.push(paths.name().as_str().into());
     arguments
@@ -52,10 +55,12 @@ mod tests {
     fn create_golden() {
         let name = InstanceName::try_from("i-7f3a".to_owned()).expect("valid");
         let paths = InstancePaths::new(Path::new("/run/cloche/i"), name).expect("short");
-        let arguments: Vec<String> = create(&paths)
-            .into_iter()
-            .map(|argument| argument.into_string().expect("text"))
-            .collect();
-        insta::assert_snapshot!(arguments.join("\n"));
+        for restores in [false, true] {
+            let arguments: Vec<String> = create(&paths, restores)
+                .into_iter()
+                .map(|argument| argument.into_string().expect("text"))
+                .collect();
+            insta::assert_snapshot!(arguments.join("\n"));
+        }
     }
 }

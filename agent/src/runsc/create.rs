@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::timeout;
 
-use super::{InstancePaths, Profile, argv, spec};
+use super::{InstancePaths, Profile, SavedFiles, argv, spec};
 use crate::cgroup::{CgroupError, Cgroups, Limits};
 use crate::sys::log::BoundedLog;
 use crate::sys::{Exit, Process, ProcessError, ProcessId, Spawn, SpawnError, descendants, spawn};
@@ -46,6 +46,8 @@ pub struct CreatePlan {
     pub guest_memory: u64,
     /// The limits of the group, in force when this returns. `memory` includes the sentry's own needs.
     pub limits: Limits,
+    /// What the writable layer of `main` is made of; `None`: it begins empty.
+    pub saved: Option<SavedFiles>,
     /// How long `runsc create` may take.
     pub deadline: Duration,
 }
@@ -203,6 +205,15 @@ fn start(plan: &CreatePlan, cgroups: &dyn Cgroups) -> Result<(Process, BoundedLo
                 source,
             })?;
     }
+    if let Some(saved) = &plan.saved {
+        saved
+            .lay_out(&paths.saved())
+            .map_err(|source| CreateError::File {
+                operation: "make",
+                path: paths.saved(),
+                source,
+            })?;
+    }
     let config = paths.bundle().join("config.json");
     let spec = spec::root(
         paths.name(),
@@ -233,7 +244,7 @@ fn start(plan: &CreatePlan, cgroups: &dyn Cgroups) -> Result<(Process, BoundedLo
         })?;
     let process = spawn(&Spawn {
         program: &plan.profile.runsc(),
-        arguments: &argv::create(paths),
+        arguments: &argv::create(paths, plan.saved.is_some()),
         join: &join,
         stderr: log.file().as_fd(),
         oom_score_adj: OOM_SCORE_ADJ,

@@ -17,6 +17,7 @@
 //! | [`spec`] | pure: the OCI specs of the root container and of `main`, both constant |
 //! | [`profile`] | runsc, cloche-init and its EROFS, copied so that an upgrade changes nothing under a running sandbox |
 //! | [`mod@create`] | runs `runsc create` in its groups, asserts that every process is in them |
+//! | [`saved`] | the files that `main`'s writable layer is kept in |
 //! | [`urpc`] | the control socket's protocol, towards a server that may lie |
 //! | [`sentry`] | the calls that we use, typed |
 //! | [`panic_log`] | the first line of what a sentry wrote when it panicked |
@@ -29,6 +30,7 @@ pub mod create;
 pub mod panic_log;
 pub mod place;
 pub mod profile;
+pub mod saved;
 pub mod sentry;
 pub mod spec;
 pub mod tear_down;
@@ -37,4 +39,5 @@ pub mod urpc;
 pub use create::{CreateError, CreatePlan, Created, create};
 pub use place::{InstanceName, InstancePaths};
 pub use profile::Profile;
+pub use saved::SavedFiles;
 pub use sentry::Sentry;

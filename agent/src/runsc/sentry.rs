@@ -17,6 +17,9 @@ const SHORT: Duration = Duration::from_secs(5);
 /// For calls that start something: 3 to 10 ms on a quiet node, more when it is busy.
 const LONG: Duration = Duration::from_secs(15);
 
+/// For what writes or reads all that a sandbox may have written: at 20 MB a second, 18 GB.
+const FILES: Duration = Duration::from_mins(15);
+
 /// `lower` and `upper` of a mount that comes as descriptors: an EROFS file; nothing, or a file as writable layer over it.
 /// Source: `runsc/specutils/gofer_conf.go`.
 const LOWER_EROFS: u8 = 2;
@@ -298,6 +301,26 @@ impl Sentry {
             method,
             what: "of a pause that is not over yet, or cut off, or of no guest task",
         })
+    }
+
+    /// Saves the writable layer of `main` into the empty `files`, in the order of [`NAMES`](super::saved::NAMES). Nothing of `main` runs
+    /// meanwhile, and what is paused stays so. After a failure their content means nothing.
+    pub async fn save_files(&mut self, files: [BorrowedFd<'_>; 4]) -> Result<(), UrpcError> {
+        let root = json!({ "container_name": spec::MAIN, "path": "/" });
+        let arg = json!({
+            "paths": [root],
+            "exit_after_saving": false,
+            "use_checkpoint_gofer": false,
+        });
+        self.tell("containerManager.FSSave", arg, &files, FILES)
+            .await
+    }
+
+    /// Waits until all of the writable layer that `main` was started with is read, so that the files it came from may go.
+    pub async fn files_are_back(&mut self) -> Result<(), UrpcError> {
+        let arg = json!({ "CID": spec::MAIN });
+        self.tell("containerManager.WaitFSRestore", arg, &[], FILES)
+            .await
     }
 
     async fn tell(

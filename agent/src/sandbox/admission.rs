@@ -28,13 +28,30 @@ pub enum Room {
     Never(Cause),
 }
 
+/// What a sandbox takes of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Memory in bytes, its overhead included.
+    pub memory: u64,
+    /// Thousandths of a core.
+    pub cpu_millis: u64,
+    /// Bytes of what it writes to files.
+    pub disk: u64,
+}
+
+impl Need {
+    /// What these request.
+    pub fn of(resources: &EffectiveResources) -> Self {
+        Self {
+            memory: memory_request(resources),
+            cpu_millis: resources.cpu_request.0,
+            disk: resources.disk_request.0,
+        }
+    }
+}
+
 /// Whether there is room in `budget` for `asked`, beside what stays and what is ending and has its share still.
-pub fn room(
-    budget: &Budget,
-    staying: &[&EffectiveResources],
-    leaving: &[&EffectiveResources],
-    asked: &EffectiveResources,
-) -> Room {
+pub fn room(budget: &Budget, staying: &[Need], leaving: &[Need], asked: Need) -> Room {
     let all = staying.iter().chain(leaving).copied();
     if refuse(budget, all, asked).is_none() {
         return Room::Now;
@@ -43,16 +60,12 @@ pub fn room(
 }
 
 /// Why `asked` does not fit beside `taken` into `budget`, if it does not.
-fn refuse<'a>(
-    budget: &Budget,
-    taken: impl IntoIterator<Item = &'a EffectiveResources>,
-    asked: &EffectiveResources,
-) -> Option<Cause> {
+fn refuse(budget: &Budget, taken: impl IntoIterator<Item = Need>, asked: Need) -> Option<Cause> {
     let (mut memory, mut cpu, mut disk) = (0_u64, 0_u64, 0_u64);
-    for resources in taken {
-        memory = memory.saturating_add(memory_request(resources));
-        cpu = cpu.saturating_add(resources.cpu_request.0);
-        disk = disk.saturating_add(resources.disk_request.0);
+    for need in taken {
+        memory = memory.saturating_add(need.memory);
+        cpu = cpu.saturating_add(need.cpu_millis);
+        disk = disk.saturating_add(need.disk);
     }
     let short = |what: &str, unit: &str, asked: u64, taken: u64, budget: u64| {
         let free = budget.saturating_sub(taken);
@@ -64,26 +77,17 @@ fn refuse<'a>(
             Cause::new(Reason::NodeRejected, FailureDomain::Infrastructure, message)
         })
     };
-    short(
-        "memory",
-        "bytes",
-        memory_request(asked),
-        memory,
-        budget.memory,
-    )
-    .or_else(|| {
-        short(
-            "cpu",
-            "thousandths of a core",
-            asked.cpu_request.0,
-            cpu,
-            budget.cpu_millis,
-        )
-    })
-    .or_else(|| {
-        let asked = asked.disk_request.0;
-        short("ephemeral-storage", "bytes", asked, disk, budget.disk)
-    })
+    short("memory", "bytes", asked.memory, memory, budget.memory)
+        .or_else(|| {
+            short(
+                "cpu",
+                "thousandths of a core",
+                asked.cpu_millis,
+                cpu,
+                budget.cpu_millis,
+            )
+        })
+        .or_else(|| short("ephemeral-storage", "bytes", asked.disk, disk, budget.disk))
 }
 
 #[cfg(test)]
@@ -94,33 +98,34 @@ mod tests {
 
     #[test]
     fn requests_and_overhead_fill_the_budget_to_the_byte() {
-        let one = record().spec.resources; // 512 MiB, 1 core
-        let each = one.memory_request.0 + SENTRY_MEMORY;
+        let resources = record().spec.resources; // 512 MiB, 1 core
+        let one = Need::of(&resources);
+        let each = resources.memory_request.0 + SENTRY_MEMORY;
         let budget = Budget {
             memory: 2 * each,
             cpu_millis: 2000,
-            disk: 2 * one.disk_request.0,
+            disk: 2 * one.disk,
         };
-        assert_eq!(refuse(&budget, [], &one), None);
-        assert_eq!(refuse(&budget, [&one], &one), None);
-        let refused = refuse(&budget, [&one, &one], &one).unwrap();
+        assert_eq!(refuse(&budget, [], one), None);
+        assert_eq!(refuse(&budget, [one], one), None);
+        let refused = refuse(&budget, [one, one], one).unwrap();
         assert_eq!(refused.reason, Reason::NodeRejected);
         let tight = Budget {
             memory: 2 * each - 1,
             ..budget
         };
         assert!(
-            refuse(&tight, [&one], &one)
+            refuse(&tight, [one], one)
                 .unwrap()
                 .message
                 .contains("memory")
         );
         let small_disk = Budget {
-            disk: 2 * one.disk_request.0 - 1,
+            disk: 2 * one.disk - 1,
             ..budget
         };
         assert!(
-            refuse(&small_disk, [&one], &one)
+            refuse(&small_disk, [one], one)
                 .unwrap()
                 .message
                 .contains("ephemeral-storage")
@@ -130,7 +135,7 @@ mod tests {
             ..budget
         };
         assert!(
-            refuse(&few_cores, [&one], &one)
+            refuse(&few_cores, [one], one)
                 .unwrap()
                 .message
                 .contains("cpu")
@@ -139,18 +144,18 @@ mod tests {
 
     #[test]
     fn what_is_ending_makes_room_and_is_waited_for() {
-        let one = record().spec.resources;
+        let one = Need::of(&record().spec.resources);
         let budget = Budget {
-            memory: 2 * (one.memory_request.0 + SENTRY_MEMORY),
-            cpu_millis: 2 * one.cpu_request.0,
-            disk: 2 * one.disk_request.0,
+            memory: 2 * one.memory,
+            cpu_millis: 2 * one.cpu_millis,
+            disk: 2 * one.disk,
         };
-        assert_eq!(room(&budget, &[&one], &[], &one), Room::Now);
-        assert_eq!(room(&budget, &[&one], &[&one], &one), Room::Later);
-        assert_eq!(room(&budget, &[], &[&one, &one], &one), Room::Later);
+        assert_eq!(room(&budget, &[one], &[], one), Room::Now);
+        assert_eq!(room(&budget, &[one], &[one], one), Room::Later);
+        assert_eq!(room(&budget, &[], &[one, one], one), Room::Later);
         let never =
             |room| matches!(room, Room::Never(cause) if cause.reason == Reason::NodeRejected);
-        assert!(never(room(&budget, &[&one, &one], &[], &one)));
-        assert!(never(room(&budget, &[&one, &one], &[&one], &one)));
+        assert!(never(room(&budget, &[one, one], &[], one)));
+        assert!(never(room(&budget, &[one, one], &[one], one)));
     }
 }

@@ -24,6 +24,30 @@ pub(super) fn of_image(error: &ImageError) -> Cause {
     )
 }
 
+/// The image that a stopped sandbox ran is gone from the node, and its reference means another by now.
+pub(super) fn of_other_image(record: &SandboxRecord) -> Cause {
+    let was = record.image.as_ref();
+    let message = format!(
+        "{} is not on the node any more, and spec.image means another image by now",
+        was.map_or_else(String::new, |image| image.digest.to_string())
+    );
+    let reason = Reason::ImageNotFound;
+    Cause::new(reason, reason.default_domain(), message)
+}
+
+/// Files of a stopped sandbox that cannot be read, or are not what they were.
+pub(super) fn of_files(error: &crate::snapshot::Error) -> Cause {
+    if !error.is_corrupt() {
+        return of_start(error, false);
+    }
+    let message = format!("its files are lost: {}", chain(error));
+    Cause::new(
+        Reason::SnapshotCorrupt,
+        FailureDomain::Infrastructure,
+        message,
+    )
+}
+
 /// A start that failed: for want of room on the node's disk, by a limit that cannot be set, or by the runtime.
 pub(super) fn of_start(error: &(dyn Error + 'static), is_limit: bool) -> Cause {
     let reason = if is_full(error) {

@@ -203,8 +203,17 @@ fn is_sought(state: &State) -> bool {
         State::Running {
             pause: Some(pause), ..
         } => pause.stage != Stage::Paused,
-        State::MainRequested { .. } | State::Running { .. } | State::Stopping { .. } => true,
-        State::Bound | State::Claimed { .. } | State::Ending { .. } | State::Ended { .. } => false,
+        State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Halting { .. }
+        | State::Stopping { .. } => true,
+        State::Bound
+        | State::Claimed { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => false,
     }
 }
 

@@ -64,6 +64,9 @@ pub(crate) fn record() -> SandboxRecord {
         values: None,
         lacks: None,
         image: None,
+        kept: None,
+        used: None,
+        aged: Duration::ZERO,
         state: State::Bound,
         deleted: false,
     }

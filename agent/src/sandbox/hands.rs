@@ -13,12 +13,13 @@ use tokio::task::JoinHandle;
 
 use super::driver::{DriverHandle, Hands};
 use super::holding::Shared;
-use super::record::{ImageUse, SandboxRecord, State, Usage};
+use super::record::{Cause, ImageUse, SandboxRecord, State, Usage};
 use super::step::{Action, Event};
-use super::{death, pace, start};
-use crate::image::{Access, Progress};
+use super::{death, keep, pace, start};
+use crate::image::{Access, Digest, Image, Progress};
 use crate::instance::{Instance, limits};
 use crate::node::Node;
+use crate::runsc::SavedFiles;
 use crate::source::SandboxKey;
 use crate::usage::{self, Peaks};
 
@@ -26,11 +27,14 @@ use crate::usage::{self, Peaks};
 const PROGRESS_AFTER: Duration = Duration::from_secs(1);
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 
+/// Why commands end that were running when their sandbox was stopped.
+const STOPPED: &str = "Stopped";
+
 /// The hands of one sandbox's driver.
 pub struct NodeHands {
     shared: Shared,
-    /// Whether the node has room for the sandbox: before, nothing is claimed.
-    room: watch::Receiver<bool>,
+    /// Whether the node has room for the sandbox: before, nothing is claimed. Given back with what it was for.
+    room: watch::Sender<bool>,
     forward: Option<JoinHandle<()>>,
     /// Kills the instance before its end is written down.
     killing: Option<JoinHandle<()>>,
@@ -38,7 +42,7 @@ pub struct NodeHands {
 
 impl NodeHands {
     /// Hands for the sandbox `key`, for which the node has room once `room` says so.
-    pub fn new(node: Arc<Node>, key: SandboxKey, room: watch::Receiver<bool>) -> Self {
+    pub fn new(node: Arc<Node>, key: SandboxKey, room: watch::Sender<bool>) -> Self {
         Self {
             shared: Shared::new(node, key),
             room,
@@ -50,7 +54,11 @@ impl NodeHands {
     /// Takes over what the sandbox of `record` had before the agent started: its sessions, and `instance` where that stands.
     /// They are there when this returns, so that nobody who finds the sandbox running finds it without them.
     pub async fn adopt(&self, instance: Option<Instance>, record: &SandboxRecord) {
-        self.shared.holding().instance = instance;
+        {
+            let mut holding = self.shared.holding();
+            holding.instance = instance;
+            holding.has_files = record.kept.is_some();
+        }
         if !record.state.may_be_paused() {
             self.shared.pace.runs().await;
         }
@@ -85,16 +93,21 @@ impl Hands for NodeHands {
         match action {
             Action::Pull => self.forward(shared.pull(record, events)),
             Action::Claim => {
-                let (mut room, node) = (self.room.clone(), Arc::clone(&self.shared.node));
+                let (mut room, node) = (self.room.subscribe(), Arc::clone(&self.shared.node));
                 self.forward(async move {
                     if !*room.borrow() {
                         shared.tell_beside(|beside| beside.waits_for_room = true);
+                        node.room_wanted.notify_one();
                     }
                     // An error: nobody follows it any more.
                     let has_room = room.wait_for(|has_room| *has_room).await.is_ok();
                     shared.holding().beside.waits_for_room = false;
                     if has_room {
-                        drop(node.tasks.spawn(shared.claim(record, events)));
+                        let alone = Arc::clone(&shared.claiming).lock_owned().await;
+                        node.tasks.spawn(async move {
+                            shared.claim(record, events).await;
+                            drop(alone);
+                        });
                     }
                 });
             }
@@ -110,6 +123,17 @@ impl Hands for NodeHands {
                 let resuming = pace::resume(shared, number, record, events);
                 self.shared.node.tasks.spawn(resuming);
             }
+            Action::Keep => {
+                let number = self.shared.pace.supersede();
+                let keeping = keep::keep(shared, number, record, events);
+                self.shared.node.tasks.spawn(keeping);
+            }
+            Action::Discard => {
+                let (forward, room) = (self.forward.take(), self.room.clone());
+                self.shared.pace.supersede();
+                let discarding = shared.discard(record, forward, room, events);
+                self.shared.node.tasks.spawn(discarding);
+            }
             Action::Terminate => drop(
                 self.shared
                     .node
@@ -120,7 +144,7 @@ impl Hands for NodeHands {
                 let reason = record
                     .state
                     .termination()
-                    .map_or("", |end| end.cause.reason.as_str());
+                    .map_or(STOPPED, |end| end.cause.reason.as_str());
                 start::end_sessions(&shared, &record, reason).await;
             })),
             Action::TearDown => {
@@ -176,13 +200,30 @@ impl Hands for NodeHands {
             self.shared.node.images.unpin(&digest, &record.uid);
         }
         self.shared.node.collect_images();
+        if std::mem::take(&mut self.shared.holding().has_files) {
+            self.shared.forget_files(&record.uid);
+        }
         self.shared.publish(record);
     }
+}
+
+/// Whether `image` is not the one that the sandbox was stopped with.
+fn is_another(record: &SandboxRecord, image: &Image) -> bool {
+    let before = record.image.as_ref().filter(|_| record.kept.is_some());
+    before.is_some_and(|before| before.digest != image.digest)
 }
 
 impl Shared {
     async fn pull(self, record: SandboxRecord, events: mpsc::Sender<Event>) {
         self.take_values(&record, &events).await;
+        if let Some(used) = record.image.as_ref().filter(|_| record.kept.is_some())
+            && let Some(image) = self.node.images.here(&used.digest).await
+        {
+            // Whatever its reference means by now.
+            self.holding().image = Some(image);
+            drop(events.send(Event::Image(Ok(used.clone()))).await);
+            return;
+        }
         let (image, policy) = (&record.spec.image, record.spec.pull_policy);
         let access = if self.node.images.asks(image, policy).await {
             self.access(&record, &events).await
@@ -197,6 +238,9 @@ impl Shared {
         };
         self.holding().beside.pull = None;
         let event = match outcome {
+            Ok(image) if is_another(&record, &image) => {
+                Event::Image(Err(death::of_other_image(&record)))
+            }
             Ok(image) => {
                 // Pinned before the record says that it is used: pins of no record are gone after a restart.
                 self.node.images.pin(&image.digest, &record.uid);
@@ -232,11 +276,14 @@ impl Shared {
     }
 
     async fn claim(self, record: SandboxRecord, events: mpsc::Sender<Event>) {
-        let outcome = self
-            .node
-            .pool
-            .claim(&limits::shape(&record.spec.resources))
-            .await;
+        let shape = limits::shape(&record.spec.resources);
+        let outcome = match &record.kept {
+            None => self.node.pool.claim(&shape).await,
+            Some(kept) => match self.saved(&record, kept.files).await {
+                Ok(saved) => self.node.pool.bring_back(&shape, saved).await,
+                Err(cause) => return drop(events.send(Event::Claimed(Err(cause))).await),
+            },
+        };
         let event = match outcome {
             Ok(instance) => {
                 let id = instance.id().to_owned();
@@ -248,6 +295,24 @@ impl Shared {
         };
         if let Err(mpsc::error::SendError(Event::Claimed(Ok(id)))) = events.send(event).await {
             self.give_back(&id).await;
+        }
+    }
+
+    /// The files that were kept, whole.
+    async fn saved(&self, record: &SandboxRecord, files: Digest) -> Result<SavedFiles, Cause> {
+        let (node, folder) = (
+            Arc::clone(&self.node),
+            self.node.sandboxes.folder(&record.uid),
+        );
+        let read = tokio::task::spawn_blocking(move || {
+            // The record tells it by now.
+            usage::forget(&folder);
+            node.snapshots.verify(&files)
+        });
+        match read.await {
+            Ok(Ok((_, saved))) => Ok(saved),
+            Ok(Err(error)) => Err(death::of_files(&error)),
+            Err(error) => Err(death::of_start(&error, false)),
         }
     }
 
@@ -299,7 +364,8 @@ impl Shared {
                         tracing::error!(error = &error as &dyn std::error::Error, "cannot watch a sentry");
                     }
                     let cause = death::of_sentry(&shared.node, instance.id(), &record).await;
-                    drop(events.send(Event::Died(cause)).await);
+                    let instance = instance.id().to_owned();
+                    drop(events.send(Event::Died { instance, cause }).await);
                 }
             }
         });
@@ -326,18 +392,57 @@ impl Shared {
         let (mut usage, mut output_lost) = (Usage::default(), false);
         if let Some(id) = instance {
             start::settle_main(&self).await;
-            // What it uses goes with its processes.
-            let last = self.sample(id).await;
-            self.node.workshop.kill(id).await;
-            start::end_sessions(&self, &record, termination.cause.reason.as_str()).await;
+            let reason = termination.cause.reason;
+            usage = self.take_down(id, &record, reason.as_str()).await;
+            if reason == Reason::OOMKilled {
+                let limit = limits::of_sandbox(&record.spec.resources).memory;
+                usage.peak_memory = usage.peak_memory.max(Some(limit));
+            }
             output_lost = start::is_output_lost(&self).await;
-            usage = self.used(id, &record, last, termination.cause.reason).await;
-            crate::fault::point("sandbox.killed");
-            self.node.workshop.demolish(id).await;
         }
-        self.holding().instance = None;
         let torn_down = Event::TornDown { usage, output_lost };
         drop(events.send(torn_down).await);
+    }
+
+    async fn discard(
+        self,
+        record: SandboxRecord,
+        forward: Option<JoinHandle<()>>,
+        room: watch::Sender<bool>,
+        events: mpsc::Sender<Event>,
+    ) {
+        if let Some(forward) = forward {
+            forward.abort();
+            // Aborted or finished, both are fine.
+            drop(forward.await);
+        }
+        // What it gets goes back before anything new is claimed.
+        drop(self.claiming.lock().await);
+        self.tell_beside(|beside| {
+            beside.waits_for_room = false;
+            beside.pull = None;
+            beside.sessions_unavailable = None;
+        });
+        let usage = match record.state.instance() {
+            Some(id) => Some(self.take_down(id, &record, STOPPED).await),
+            None => None,
+        };
+        // Before anybody is told: who sees it stopped gives its room away.
+        room.send_replace(false);
+        drop(events.send(Event::Discarded { usage }).await);
+    }
+
+    /// Kills and removes the instance `id` with its sessions, which end by `reason`; what it used.
+    async fn take_down(&self, id: &str, record: &SandboxRecord, reason: &str) -> Usage {
+        // What it uses goes with its processes.
+        let last = self.sample(id).await;
+        self.node.workshop.kill(id).await;
+        start::end_sessions(self, record, reason).await;
+        let usage = self.used(id, record, last).await;
+        crate::fault::point("sandbox.killed");
+        self.node.workshop.demolish(id).await;
+        self.holding().instance = None;
+        usage
     }
 
     /// What is in use now, where there is something to count.
@@ -355,13 +460,9 @@ impl Shared {
     }
 
     /// What the instance used. Kept in a file until the record tells it: its group, which knows, goes before.
-    async fn used(&self, id: &str, record: &SandboxRecord, last: Peaks, reason: Reason) -> Usage {
+    async fn used(&self, id: &str, record: &SandboxRecord, last: Peaks) -> Usage {
         let folder = self.node.sandboxes.folder(&record.uid);
-        let mut peaks = self.node.sampler.forget(id).max(last);
-        if reason == Reason::OOMKilled {
-            let limit = limits::of_sandbox(&record.spec.resources).memory;
-            peaks.memory = peaks.memory.max(limit);
-        }
+        let peaks = self.node.sampler.forget(id).max(last);
         let (cgroups, name) = (Arc::clone(&self.node.cgroups), id.to_owned());
         let read = tokio::task::spawn_blocking(move || {
             let kept = usage::kept(&folder);

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::driver::DriverHandle;
 use super::idle::{self, Activity};
 use super::pace::Pace;
-use super::record::SandboxRecord;
+use super::record::{SandboxRecord, State};
 use super::view::{self, Beside};
 use crate::board::Posting;
 use crate::clock;
@@ -23,6 +23,10 @@ use crate::source::SandboxKey;
 pub(super) struct Holding {
     pub(super) instance: Option<Instance>,
     pub(super) sessions: Option<Sessions>,
+    /// Ends the task of those sessions.
+    pub(super) sessions_cancel: Option<CancellationToken>,
+    /// The store may keep files for it.
+    pub(super) has_files: bool,
     /// The image, from its pull on.
     pub(super) image: Option<Image>,
     /// What is told beside the record.
@@ -42,12 +46,14 @@ pub(super) struct Shared {
     pub(super) node: Arc<Node>,
     key: SandboxKey,
     holding: Arc<Mutex<Holding>>,
-    /// Ends the task of its sessions.
+    /// Ends the tasks of its sessions.
     pub(super) sessions_cancel: CancellationToken,
     /// Who is attached to it.
     pub(super) activity: Arc<Activity>,
     /// Whether it runs or stands still.
     pub(super) pace: Arc<Pace>,
+    /// Held by a claim that is under way.
+    pub(super) claiming: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Shared {
@@ -70,6 +76,7 @@ impl Shared {
             sessions_cancel,
             activity: Arc::default(),
             pace: Arc::default(),
+            claiming: Arc::default(),
         }
     }
 
@@ -100,9 +107,28 @@ impl Shared {
     pub(super) fn publish(&self, record: &SandboxRecord) {
         let mut holding = self.holding();
         self.post(&mut holding, record);
+        // While they are being kept the record does not name them yet.
+        let needs_files = record.kept.is_some() || matches!(record.state, State::Keeping { .. });
+        if !needs_files && std::mem::take(&mut holding.has_files) {
+            self.forget_files(&record.uid);
+        }
         if idle::counts(record) && !std::mem::replace(&mut holding.is_watched, true) {
             self.node.tasks.spawn(idle::watch(self.clone()));
         }
+    }
+
+    /// The store keeps nothing for it any more. In a task: it blocks on the disk.
+    pub(super) fn forget_files(&self, uid: &str) {
+        let (node, uid) = (Arc::clone(&self.node), uid.to_owned());
+        self.node.tasks.spawn_blocking(move || {
+            node.snapshots.unpin(&uid, None);
+            if let Err(error) = node.snapshots.collect() {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot remove the files of a sandbox"
+                );
+            }
+        });
     }
 
     /// Under the lock to the end: two that post at once post in the order in which they hold it, and the newest record wins.

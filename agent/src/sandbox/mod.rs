@@ -19,6 +19,7 @@ pub(crate) mod fixture;
 pub mod hands;
 mod holding;
 mod idle;
+mod keep;
 mod pace;
 mod record;
 mod references;
@@ -29,8 +30,8 @@ pub mod view;
 
 pub use idle::{Activity, Use};
 pub use record::{
-    Cause, ImageUse, Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State, Termination,
-    Usage,
+    Cause, Halt, ImageUse, Kept, Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State,
+    Termination, Usage,
 };
 pub use step::{Action, Event, deadline, step};
 pub use values::Values;

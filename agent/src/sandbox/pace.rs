@@ -36,7 +36,8 @@ impl Pace {
         self.newest.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    fn is_newest(&self, number: u64) -> bool {
+    /// Whether nothing else is to be done by now.
+    pub(super) fn is_newest(&self, number: u64) -> bool {
         self.newest.load(Ordering::Acquire) == number
     }
 
@@ -69,6 +70,17 @@ pub(super) async fn pause(
     if by_idleness && shared.activity.is_used() {
         drop(events.send(Event::Wake).await);
     }
+}
+
+/// Has the sandbox stand still for as long as the answer is held, and after it; nothing where something else is to be done by now.
+pub(super) async fn stand_still<'a>(
+    shared: &'a Shared,
+    number: u64,
+    record: &SandboxRecord,
+) -> Option<MutexGuard<'a, Option<bool>>> {
+    let held = set(shared, number, record, true).await?;
+    set_pauses(shared, true, record);
+    Some(held)
 }
 
 /// Lets the sandbox go on, and tells when it does.

@@ -45,6 +45,15 @@ pub struct SandboxRecord {
     pub lacks: Option<Lack>,
     /// The image, once it is on the node. It stays pinned until the sandbox is gone.
     pub image: Option<ImageUse>,
+    /// What it is brought back from: from the moment at which its files are kept, to that at which it runs again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Kept>,
+    /// What it used before it was stopped last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Usage>,
+    /// How long it had lived when this boot of the node began, or was seen first in it; by the wall clock, which alone counts over a reboot.
+    #[serde(default, skip_serializing_if = "Duration::is_zero")]
+    pub aged: Duration,
     /// Where it stands.
     pub state: State,
     /// The object is gone or going: once ended, everything of it is removed.
@@ -59,16 +68,66 @@ impl Record for SandboxRecord {
     /// known to have run or not.
     fn outlasts(&self) -> Outlasts {
         match self.state {
-            State::Bound | State::Claimed { .. } if !self.deleted => Outlasts::Agent,
-            State::Running { .. } => Outlasts::AgentOrTheOneBefore,
+            State::Bound | State::Claimed { .. } if !self.deleted && self.kept.is_none() => {
+                Outlasts::Agent
+            }
+            State::Running { .. } | State::Halting { .. } | State::Keeping { .. } => {
+                Outlasts::AgentOrTheOneBefore
+            }
             State::Bound
             | State::Claimed { .. }
             | State::MainRequested { .. }
+            | State::Discarding { .. }
+            | State::Stopped { .. }
             | State::Stopping { .. }
             | State::Ending { .. }
             | State::Ended { .. } => Outlasts::PowerCut,
         }
     }
+}
+
+impl SandboxRecord {
+    /// When it first ran, while it has not ended.
+    pub fn started(&self) -> Option<Now> {
+        self.state
+            .started()
+            .or_else(|| Some(self.kept.as_ref()?.started))
+    }
+
+    /// Boot time at which its time to live is over, if it has one and has begun to live.
+    pub fn expires(&self) -> Option<Duration> {
+        let left = self.spec.ttl?.saturating_sub(self.aged);
+        Some(self.started()?.boot.saturating_add(left))
+    }
+
+    /// Why nothing of it runs, or soon will not, where that is on purpose: stopped, or on its way there or back.
+    pub fn stopped_by(&self) -> Option<PausedBy> {
+        match &self.state {
+            State::Halting { halt, .. } | State::Keeping { halt, .. } => Some(halt.by),
+            State::Discarding { by, .. } | State::Stopped { by, .. } => Some(*by),
+            State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+                self.kept.as_ref().map(|kept| kept.by)
+            }
+            State::Running { .. }
+            | State::Stopping { .. }
+            | State::Ending { .. }
+            | State::Ended { .. } => None,
+        }
+    }
+}
+
+/// What a stopped sandbox is brought back from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Kept {
+    /// Its files: the digest of a manifest of the node's store.
+    pub files: Digest,
+    /// When it first ran.
+    pub started: Now,
+    /// When its stop was begun.
+    pub since: Now,
+    /// Why.
+    pub by: PausedBy,
 }
 
 /// Something that a sandbox cannot start without, and that cannot be had for now.
@@ -108,7 +167,13 @@ pub struct ImageUse {
 ///
 ///   Running: ──► Pausing ──► Paused ──► Resuming ──► (goes on)
 ///                   └────────────────────┘
+///
+///   Running ──► Halting ──► Keeping ──► Discarding ──► Stopped ──► Bound (with `kept`) ──► ...
+///      ▲  └───────────────────┘ │                         ▲          │
+///      └────────────────────────┘                         └──────────┘
 /// ```
+/// `Halting`: where there is a command to be told. `Keeping` is given up where it is to run again and no command was told to end. What
+/// cannot be brought back is `Stopped` again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "at")]
 pub enum State {
@@ -133,6 +198,52 @@ pub enum State {
         /// Where it is not to run, or is still on its way back.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pause: Option<Pause>,
+    },
+    /// It is to be stopped: its command was told to end (SIGTERM) and has until `kill_at`.
+    Halting {
+        /// Id of the instance.
+        instance: String,
+        /// When it first ran.
+        started: Now,
+        /// What is done.
+        halt: Halt,
+        /// Boot time from which on its command is not waited for any more.
+        kill_at: Duration,
+        /// Since when it stood still, or may have: it must go on to be told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        paused_since: Option<Now>,
+    },
+    /// Its processes stand still, or are about to, and its files are being kept.
+    Keeping {
+        /// Id of the instance.
+        instance: String,
+        /// When it first ran.
+        started: Now,
+        /// What is done.
+        halt: Halt,
+        /// Its command was told to end: there is no way back without a new start of it.
+        was_told: bool,
+    },
+    /// Its files are kept, or it has none that are not: what else there is of it is being taken down.
+    Discarding {
+        /// Id of the instance, if it has one.
+        instance: Option<String>,
+        /// Why it is stopped.
+        by: PausedBy,
+        /// Why it could not be brought back, where that was tried.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failed: Option<String>,
+    },
+    /// Nothing of it runs, and it holds nothing but its files.
+    Stopped {
+        /// Why.
+        by: PausedBy,
+        /// Why it could not be brought back, where that was tried.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failed: Option<String>,
+        /// Boot time at which that is tried again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        again: Option<Duration>,
     },
     /// It is to end: its command was told to (SIGTERM) and has until `kill_at`.
     Stopping {
@@ -177,13 +288,23 @@ pub struct Pause {
     pub turn: u32,
 }
 
-/// Why a sandbox is paused.
+/// A stop of a sandbox that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Halt {
+    /// Why.
+    pub by: PausedBy,
+    /// When it was begun: what is told of another means nothing.
+    pub since: Now,
+}
+
+/// Why a sandbox is paused or stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PausedBy {
     /// Its spec wants it (`spec.lifecycle.desiredState`).
     Spec,
-    /// It was idle. Use of it ends the pause.
+    /// It was idle. Use of it ends that.
     Idleness,
 }
 
@@ -207,6 +328,10 @@ impl State {
             Self::Bound
             | Self::Claimed { .. }
             | Self::MainRequested { .. }
+            | Self::Halting { .. }
+            | Self::Keeping { .. }
+            | Self::Discarding { .. }
+            | Self::Stopped { .. }
             | Self::Stopping { .. }
             | Self::Ending { .. }
             | Self::Ended { .. } => None,
@@ -216,11 +341,16 @@ impl State {
     /// Since when its processes stand still, or may.
     pub fn paused_since(&self) -> Option<Now> {
         match self {
-            Self::Stopping { paused_since, .. } => *paused_since,
+            Self::Halting { paused_since, .. } | Self::Stopping { paused_since, .. } => {
+                *paused_since
+            }
+            Self::Keeping { halt, .. } => Some(halt.since),
             Self::Running { .. }
             | Self::Bound
             | Self::Claimed { .. }
             | Self::MainRequested { .. }
+            | Self::Discarding { .. }
+            | Self::Stopped { .. }
             | Self::Ending { .. }
             | Self::Ended { .. } => self.pause().map(|pause| pause.since),
         }
@@ -234,22 +364,31 @@ impl State {
     /// The instance that it claims.
     pub fn instance(&self) -> Option<&str> {
         match self {
-            Self::Bound | Self::Ended { .. } => None,
+            Self::Bound | Self::Stopped { .. } | Self::Ended { .. } => None,
             Self::Claimed { instance }
             | Self::MainRequested { instance }
             | Self::Running { instance, .. }
+            | Self::Halting { instance, .. }
+            | Self::Keeping { instance, .. }
             | Self::Stopping { instance, .. } => Some(instance),
-            Self::Ending { instance, .. } => instance.as_deref(),
+            Self::Discarding { instance, .. } | Self::Ending { instance, .. } => {
+                instance.as_deref()
+            }
         }
     }
 
-    /// When it first ran, while it has not ended.
-    pub fn started(&self) -> Option<Now> {
+    /// When it first ran, where the state tells that.
+    fn started(&self) -> Option<Now> {
         match self {
-            Self::Running { started, .. } | Self::Stopping { started, .. } => Some(*started),
+            Self::Running { started, .. }
+            | Self::Halting { started, .. }
+            | Self::Keeping { started, .. }
+            | Self::Stopping { started, .. } => Some(*started),
             Self::Bound
             | Self::Claimed { .. }
             | Self::MainRequested { .. }
+            | Self::Discarding { .. }
+            | Self::Stopped { .. }
             | Self::Ending { .. }
             | Self::Ended { .. } => None,
         }
@@ -263,6 +402,10 @@ impl State {
             | Self::Claimed { .. }
             | Self::MainRequested { .. }
             | Self::Running { .. }
+            | Self::Halting { .. }
+            | Self::Keeping { .. }
+            | Self::Discarding { .. }
+            | Self::Stopped { .. }
             | Self::Stopping { .. } => None,
         }
     }
@@ -281,6 +424,10 @@ impl State {
                 Stage::Paused => "Paused",
                 Stage::Resuming => "Resuming",
             },
+            Self::Halting { .. } => "Halting",
+            Self::Keeping { .. } => "Keeping",
+            Self::Discarding { .. } => "Discarding",
+            Self::Stopped { .. } => "Stopped",
             Self::Stopping { .. } => "Stopping",
             Self::Ending { .. } => "Ending",
             Self::Ended { .. } => "Ended",
@@ -342,6 +489,19 @@ impl Termination {
     pub fn ended_at(&self) -> Timestamp {
         self.started_at
             .map_or(self.finished_at, |started| started.max(self.finished_at))
+    }
+}
+
+impl Usage {
+    /// What two lives of one sandbox used: the greater of the peaks, the sum of the time.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let time = self.cpu_usec.zip(other.cpu_usec);
+        Self {
+            peak_memory: self.peak_memory.max(other.peak_memory),
+            cpu_usec: time.map(|(one, two)| one.saturating_add(two)),
+            written: self.written.max(other.written),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
 use crate::runsc::{Sentry, spec};
 use crate::session::{
     Bridge, BridgeError, CommandId, Health, Link, NewSession, Pauses, Pipes, SessionError,
-    Sessions, SetUp,
+    Sessions, SetUp, put_main_aside,
 };
 use crate::sys::log::BoundedLog;
 
@@ -102,6 +103,14 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
         .start_created_main(&main_spec, main, Some(record.spec.resources.disk_limit.0))
         .await
         .map_err(|error| death::of_start(&error, false))?;
+    if record.kept.is_some() {
+        // Before anything is changed in them, and before what they come from may go.
+        sentry
+            .files_are_back()
+            .await
+            .map_err(|error| death::of_start(&error, false))?;
+        fault::point("claim.files-back");
+    }
     fault::point("claim.container-started");
 
     // The guest's ends too: as long as we hold them, its end would not show.
@@ -120,6 +129,15 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
         to_guest,
     };
     let bridge = Arc::new(SentryBridge { instance });
+    close(shared).await;
+    if record.kept.is_some() {
+        let folder = sessions_folder(shared, record);
+        tokio::task::spawn_blocking(move || put_main_aside(&folder))
+            .await
+            .map_err(|error| death::of_start(&error, false))?
+            .map_err(|error| death::of_start(&error, false))?;
+        fault::point("claim.main-aside");
+    }
     let sessions = open(shared, record, Some(pipes), bridge)
         .await
         .map_err(|error| death::of_start(&error, false))?;
@@ -211,6 +229,24 @@ impl Files {
     }
 }
 
+fn sessions_folder(shared: &Shared, record: &SandboxRecord) -> PathBuf {
+    shared.node.sandboxes.folder(&record.uid).join("sessions")
+}
+
+/// Closes the sessions of the life before: two cannot work on one folder.
+async fn close(shared: &Shared) {
+    let (sessions, cancel) = {
+        let mut holding = shared.holding();
+        (holding.sessions.take(), holding.sessions_cancel.take())
+    };
+    if let Some(cancel) = cancel {
+        cancel.cancel();
+    }
+    if let Some(sessions) = sessions {
+        sessions.closed().await;
+    }
+}
+
 /// Opens the sandbox's sessions, and keeps them where the api finds them.
 async fn open(
     shared: &Shared,
@@ -218,7 +254,8 @@ async fn open(
     pipes: Option<Pipes>,
     bridge: Arc<dyn Bridge>,
 ) -> Result<Sessions, SessionError> {
-    let folder = shared.node.sandboxes.folder(&record.uid).join("sessions");
+    let folder = sessions_folder(shared, record);
+    let cancel = shared.sessions_cancel.child_token();
     let setup = Setup {
         hostname: record.spec.hostname.clone(),
         read_only_root: command::read_only_root(record),
@@ -232,10 +269,14 @@ async fn open(
             is_paused: record.state.may_be_paused(),
             before: record.paused,
         },
-        shared.sessions_cancel.clone(),
+        cancel.clone(),
     )
     .await?;
-    shared.holding().sessions = Some(sessions.clone());
+    {
+        let mut holding = shared.holding();
+        holding.sessions = Some(sessions.clone());
+        holding.sessions_cancel = Some(cancel);
+    }
     shared.tell_beside(|_| {});
     Ok(sessions)
 }
@@ -348,9 +389,15 @@ pub(super) async fn end_sessions(shared: &Shared, record: &SandboxRecord, reason
 pub(super) async fn main(shared: Shared, record: SandboxRecord, events: mpsc::Sender<Event>) {
     let event = match follow_main(&shared, &record, &events).await {
         Ok(event) => explained(&shared, &record, event).await,
-        Err(cause) => Event::Died(cause),
+        Err(cause) => died(&record, cause),
     };
     drop(events.send(event).await);
+}
+
+/// What runs in its instance cannot go on.
+fn died(record: &SandboxRecord, cause: Cause) -> Event {
+    let instance = record.state.instance().unwrap_or_default().to_owned();
+    Event::Died { instance, cause }
 }
 
 async fn follow_main(
@@ -378,7 +425,7 @@ async fn follow_main(
             });
         }
     };
-    let health = watch_health(shared, &sessions, events);
+    let health = watch_health(shared, record, &sessions, events);
     let Some(spec) = spec else {
         return Ok(tokio::select! {
             // Both look at levels.
@@ -463,12 +510,17 @@ async fn explained(shared: &Shared, record: &SandboxRecord, event: Event) -> Eve
             at,
         },
         Event::InitKilled(_) => Event::InitKilled(killed),
-        _ => Event::Died(killed),
+        _ => died(record, killed),
     }
 }
 
 /// Shows whether sessions can be reached, and returns only when init was killed from inside.
-async fn watch_health(shared: &Shared, sessions: &Sessions, events: &mpsc::Sender<Event>) -> Event {
+async fn watch_health(
+    shared: &Shared,
+    record: &SandboxRecord,
+    sessions: &Sessions,
+    events: &mpsc::Sender<Event>,
+) -> Event {
     let mut health = sessions.health();
     loop {
         let Health {
@@ -481,7 +533,7 @@ async fn watch_health(shared: &Shared, sessions: &Sessions, events: &mpsc::Sende
         match link {
             Link::SpawnerKilled { message } => return Event::InitKilled(death::of_init(&message)),
             Link::Unavailable { why } if init_has_ended(shared).await => {
-                return Event::Died(death::of_init_gone(&why));
+                return died(record, death::of_init_gone(&why));
             }
             Link::Unavailable { why } => {
                 shared.tell_beside(|beside| beside.sessions_unavailable = Some(why));

@@ -10,10 +10,15 @@ use cloche_crds::{
 };
 
 use super::record::{
-    Cause, ImageUse, Lack, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
+    Cause, Halt, ImageUse, Kept, Lack, Pause, PausedBy, SandboxRecord, Stage, State, Termination,
+    Usage,
 };
 use super::values::Values;
 use crate::clock::Now;
+use crate::image::Digest;
+
+/// How long after a sandbox could not be brought back that is tried again.
+const WAKE_AGAIN: Duration = Duration::from_secs(15);
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +54,12 @@ pub enum Event {
     /// The process that all sessions live under was killed from inside.
     InitKilled(Cause),
     /// The sentry is gone, and why.
-    Died(Cause),
+    Died {
+        /// Whose it was: the sandbox may have another by now.
+        instance: String,
+        /// Why.
+        cause: Cause,
+    },
     /// A deadline may be over.
     Tick,
     /// The object is gone or going.
@@ -81,8 +91,22 @@ pub enum Event {
     Idle,
     /// Somebody wants to use it.
     Wake,
+    /// All its processes stand still and its files are kept.
+    Kept {
+        /// When the stop was begun that they are kept for.
+        since: Now,
+        /// The digest of their manifest.
+        files: Digest,
+    },
+    /// Nothing is left of the instance, if there was one.
+    Discarded {
+        /// What it used.
+        usage: Option<Usage>,
+    },
     /// The node needs what it uses.
     Evict(Cause),
+    /// Somebody else has declared it ended: nothing of it may run.
+    End(Cause),
     /// Nothing of the instance is left.
     TornDown {
         /// What the sandbox used.
@@ -99,7 +123,7 @@ impl Event {
             Self::MainStarted { .. }
             | Self::MainEnded { .. }
             | Self::InitKilled(_)
-            | Self::Died(_)
+            | Self::Died { .. }
             | Self::Unreachable => true,
             Self::Begin
             | Self::Lacks(_)
@@ -114,7 +138,10 @@ impl Event {
             | Self::Resumed { .. }
             | Self::Idle
             | Self::Wake
+            | Self::Kept { .. }
+            | Self::Discarded { .. }
             | Self::Evict(_)
+            | Self::End(_)
             | Self::TornDown { .. } => false,
         }
     }
@@ -139,6 +166,11 @@ pub enum Action {
     Resume,
     /// Send SIGTERM to the command.
     Terminate,
+    /// Have all its processes stand still, and keep its files, however often that takes: [`Event::Kept`].
+    Keep,
+    /// Stop whatever effect is under way, kill and remove the instance, if there is one, and give its share of the node back:
+    /// [`Event::Discarded`].
+    Discard,
     /// Stop whatever effect is under way, take what its command printed, kill and remove the instance and what it holds: [`Event::TornDown`].
     TearDown,
     /// Let the output of the sandbox's commands be read, which has ended under an earlier agent.
@@ -153,7 +185,7 @@ pub enum Action {
 pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, Vec<Action>) {
     let mut next = record.clone();
     let actions = match event {
-        Event::Begin => begin(&next),
+        Event::Begin => begin(&mut next, now),
         Event::Lacks(lack) => {
             if next.state == State::Bound {
                 next.lacks = lack;
@@ -180,11 +212,21 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
             on_main_started(&mut next, now);
             end(&mut next, cause, now)
         }
-        Event::Died(cause) | Event::Evict(cause) => end(&mut next, cause, now),
+        Event::Died { instance, cause } => {
+            if next.state.instance() == Some(&instance) {
+                fail(&mut next, cause, now)
+            } else {
+                Vec::new()
+            }
+        }
+        Event::Evict(cause) => fail(&mut next, cause, now),
+        Event::End(cause) => end(&mut next, cause, now),
+        Event::Kept { since, files } => on_kept(&mut next, since, files),
+        Event::Discarded { usage } => on_discarded(&mut next, usage, now),
         Event::Paused { turn } => on_paused(&mut next, turn),
         Event::Resumed { turn, at } => on_resumed(&mut next, turn, at),
         Event::Idle => on_idle(&mut next, now),
-        Event::Wake => on_wake(&mut next),
+        Event::Wake => on_wake(&mut next, now),
         Event::Tick => on_tick(&mut next, now),
         Event::Delete => on_delete(&mut next, now),
         Event::Changed {
@@ -209,19 +251,34 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
 
 /// Boot time of the next deadline, if the state has one.
 pub fn deadline(record: &SandboxRecord) -> Option<Duration> {
+    let first = |one: Option<Duration>| one.into_iter().chain(record.expires()).min();
+    let start = || record.bound.boot.saturating_add(record.spec.start_timeout);
     match &record.state {
-        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
-            Some(record.bound.boot.saturating_add(record.spec.start_timeout))
-        }
-        State::Running { started, .. } => {
-            record.spec.ttl.map(|ttl| started.boot.saturating_add(ttl))
-        }
+        // One that is to run again waits for room as long as it lives: it holds nothing.
+        State::Bound if record.kept.is_some() => record.expires(),
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => first(Some(start())),
+        State::Running { .. } | State::Keeping { .. } => record.expires(),
+        State::Halting { kill_at, .. } => first(Some(*kill_at)),
+        State::Stopped { again, .. } => first(*again),
         State::Stopping { kill_at, .. } => Some(*kill_at),
-        State::Ending { .. } | State::Ended { .. } => None,
+        State::Discarding { .. } | State::Ending { .. } | State::Ended { .. } => None,
     }
 }
 
-fn begin(record: &SandboxRecord) -> Vec<Action> {
+fn begin(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    if record.state == State::Bound && record.spec.desired == DesiredState::Stopped {
+        let by = PausedBy::Spec;
+        return discard(record, by, None);
+    }
+    if let State::Stopped {
+        by: PausedBy::Spec,
+        again: None,
+        ..
+    } = record.state
+        && record.spec.desired != DesiredState::Stopped
+    {
+        return wake(record, now);
+    }
     match &record.state {
         State::Bound => vec![Action::Pull],
         State::Claimed { .. } => vec![Action::Prepare],
@@ -233,14 +290,16 @@ fn begin(record: &SandboxRecord) -> Vec<Action> {
             });
             std::iter::once(Action::RequestMain).chain(pace).collect()
         }
-        State::Stopping { paused_since, .. } => {
+        State::Keeping { .. } => vec![Action::RequestMain, Action::Keep],
+        State::Discarding { .. } => vec![Action::Discard],
+        State::Halting { paused_since, .. } | State::Stopping { paused_since, .. } => {
             let resume = paused_since.map(|_| Action::Resume);
             let rest = [Action::RequestMain, Action::Terminate];
             resume.into_iter().chain(rest).collect()
         }
         State::Ending { .. } => vec![Action::TearDown],
         State::Ended { .. } if record.deleted => vec![Action::Remove],
-        State::Ended { .. } => vec![Action::ServeLogs],
+        State::Stopped { .. } | State::Ended { .. } => vec![Action::ServeLogs],
     }
 }
 
@@ -252,12 +311,16 @@ fn on_image(record: &mut SandboxRecord, outcome: Result<ImageUse, Cause>, now: N
             record.lacks = None;
             vec![Action::Claim]
         }
-        (State::Bound, Err(cause)) => end(record, cause, now),
+        (State::Bound, Err(cause)) => fail(record, cause, now),
         // It was stopped while the image came: the image is not pinned by an event that nobody takes.
         (
             State::Claimed { .. }
             | State::MainRequested { .. }
             | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Discarding { .. }
+            | State::Stopped { .. }
             | State::Stopping { .. }
             | State::Ending { .. }
             | State::Ended { .. },
@@ -269,14 +332,22 @@ fn on_image(record: &mut SandboxRecord, outcome: Result<ImageUse, Cause>, now: N
 fn on_claimed(record: &mut SandboxRecord, outcome: Result<String, Cause>, now: Now) -> Vec<Action> {
     match (&record.state, outcome) {
         (State::Bound, Ok(instance)) => {
+            if record.kept.is_some() {
+                // It waited for room for as long as it took: its start begins here.
+                record.bound = now;
+            }
             record.state = State::Claimed { instance };
             vec![Action::Prepare]
         }
-        (State::Bound, Err(cause)) => end(record, cause, now),
+        (State::Bound, Err(cause)) => fail(record, cause, now),
         (
             State::Claimed { .. }
             | State::MainRequested { .. }
             | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Discarding { .. }
+            | State::Stopped { .. }
             | State::Stopping { .. }
             | State::Ending { .. }
             | State::Ended { .. },
@@ -286,6 +357,10 @@ fn on_claimed(record: &mut SandboxRecord, outcome: Result<String, Cause>, now: N
             State::Claimed { .. }
             | State::MainRequested { .. }
             | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Discarding { .. }
+            | State::Stopped { .. }
             | State::Stopping { .. }
             | State::Ending { .. }
             | State::Ended { .. },
@@ -302,11 +377,15 @@ fn on_prepared(record: &mut SandboxRecord, outcome: Result<(), Cause>, now: Now)
             };
             vec![Action::RequestMain]
         }
-        (State::Claimed { .. }, Err(cause)) => end(record, cause, now),
+        (State::Claimed { .. }, Err(cause)) => fail(record, cause, now),
         (
             State::Bound
             | State::MainRequested { .. }
             | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Discarding { .. }
+            | State::Stopped { .. }
             | State::Stopping { .. }
             | State::Ending { .. }
             | State::Ended { .. },
@@ -319,14 +398,54 @@ fn on_main_started(record: &mut SandboxRecord, at: Now) {
     if let State::MainRequested { instance } = &record.state {
         record.state = State::Running {
             instance: instance.clone(),
-            started: at,
+            // What is brought back has begun to live when it first ran; its kept files are of no use from here on.
+            started: record.kept.take().map_or(at, |kept| kept.started),
             pause: None,
         };
     }
 }
 
-/// Pauses one that runs, or lets it go on, as its spec says. A new spec ends a pause that idleness began.
+/// Pauses or stops one that runs, or has it go on, as its spec says. A new spec ends what idleness began.
 fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    let stops = record.spec.desired == DesiredState::Stopped;
+    match &mut record.state {
+        State::Running { .. } if stops => return halt(record, PausedBy::Spec, now),
+        State::Running { .. } => {}
+        State::Halting { halt, .. } | State::Keeping { halt, .. } if stops => {
+            halt.by = PausedBy::Spec;
+            return Vec::new();
+        }
+        State::Discarding { by, .. } | State::Stopped { by, .. } if stops => {
+            *by = PausedBy::Spec;
+            if let State::Stopped { again, .. } = &mut record.state {
+                *again = None;
+            }
+            return Vec::new();
+        }
+        State::Keeping {
+            was_told: false, ..
+        } => return keep_no_more(record),
+        State::Stopped { .. } => return wake(record, now),
+        // It runs again once it is stopped.
+        State::Halting { halt, .. } | State::Keeping { halt, .. } => {
+            halt.by = PausedBy::Spec;
+            return Vec::new();
+        }
+        State::Discarding { by, .. } => {
+            *by = PausedBy::Spec;
+            return Vec::new();
+        }
+        // What never ran does not begin to; what has begun to is stopped once it runs.
+        State::Bound if stops => {
+            return discard(record, PausedBy::Spec, None);
+        }
+        State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Stopping { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => return Vec::new(),
+    }
     let State::Running { pause, .. } = &mut record.state else {
         return Vec::new();
     };
@@ -342,8 +461,164 @@ fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
             vec![Action::Pause]
         }
         (DesiredState::Running, Some(pause)) => resume(pause),
-        (DesiredState::Running, None) => Vec::new(),
+        (DesiredState::Running, None) | (DesiredState::Stopped, _) => Vec::new(),
     }
+}
+
+/// Begins to stop one that runs: its command is told, if there is one, and then its files are kept.
+fn halt(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action> {
+    let State::Running {
+        instance,
+        started,
+        pause,
+    } = &record.state
+    else {
+        return Vec::new();
+    };
+    let (instance, started) = (instance.clone(), *started);
+    let paused_since = pause.map(|pause| pause.since);
+    let halt = Halt { by, since: now };
+    if record.spec.main == MainCommand::Idle {
+        if let Some(since) = paused_since {
+            add_pause(record, since, now);
+        }
+        record.state = State::Keeping {
+            instance,
+            started,
+            halt,
+            was_told: false,
+        };
+        return vec![Action::Keep];
+    }
+    record.state = State::Halting {
+        instance,
+        started,
+        halt,
+        kill_at: now.boot.saturating_add(record.spec.grace),
+        paused_since,
+    };
+    let resume = paused_since.map(|_| Action::Resume);
+    resume.into_iter().chain([Action::Terminate]).collect()
+}
+
+/// The command has ended, or was waited for long enough.
+fn keep(record: &mut SandboxRecord) -> Vec<Action> {
+    let State::Halting {
+        instance,
+        started,
+        halt,
+        ..
+    } = &record.state
+    else {
+        return Vec::new();
+    };
+    record.state = State::Keeping {
+        instance: instance.clone(),
+        started: *started,
+        halt: *halt,
+        was_told: true,
+    };
+    vec![Action::Keep]
+}
+
+/// It is to run on: it does, where no command was told to end.
+fn keep_no_more(record: &mut SandboxRecord) -> Vec<Action> {
+    let State::Keeping {
+        instance,
+        started,
+        halt,
+        was_told: false,
+    } = &record.state
+    else {
+        return Vec::new();
+    };
+    let pause = Pause {
+        by: halt.by,
+        since: halt.since,
+        stage: Stage::Resuming,
+        turn: 0,
+    };
+    record.state = State::Running {
+        instance: instance.clone(),
+        started: *started,
+        pause: Some(pause),
+    };
+    vec![Action::Resume]
+}
+
+fn on_kept(record: &mut SandboxRecord, since: Now, files: Digest) -> Vec<Action> {
+    match &record.state {
+        State::Keeping { started, halt, .. } if halt.since == since => {
+            let (started, by) = (*started, halt.by);
+            record.kept = Some(Kept {
+                files,
+                started,
+                since,
+                by,
+            });
+            // Pauses are counted for commands, of which none is left.
+            record.paused = Duration::ZERO;
+            discard(record, by, None)
+        }
+        State::Keeping { .. }
+        | State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Halting { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. }
+        | State::Stopping { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => Vec::new(),
+    }
+}
+
+/// Takes down what is there beside the files that are kept.
+fn discard(record: &mut SandboxRecord, by: PausedBy, failed: Option<String>) -> Vec<Action> {
+    record.state = State::Discarding {
+        instance: record.state.instance().map(str::to_owned),
+        by,
+        failed,
+    };
+    record.lacks = None;
+    vec![Action::Discard]
+}
+
+fn on_discarded(record: &mut SandboxRecord, usage: Option<Usage>, now: Now) -> Vec<Action> {
+    let State::Discarding { by, failed, .. } = &record.state else {
+        return Vec::new();
+    };
+    record.used = match (record.used, usage) {
+        (Some(before), Some(last)) => Some(before.and(last)),
+        (before, last) => before.or(last),
+    };
+    let again = failed.as_ref().map(|_| now.boot.saturating_add(WAKE_AGAIN));
+    let (by, failed) = (*by, failed.clone());
+    let is_wanted = by == PausedBy::Spec && record.spec.desired != DesiredState::Stopped;
+    record.state = State::Stopped {
+        by,
+        again: again.filter(|_| is_wanted),
+        failed,
+    };
+    // It was said meanwhile that it is to run after all.
+    if is_wanted && again.is_none() {
+        return wake(record, now);
+    }
+    vec![Action::ServeLogs]
+}
+
+/// Brings one back that is stopped, or begins with one that never ran.
+fn wake(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
+    record.state = State::Bound;
+    record.bound = now;
+    vec![Action::Pull]
+}
+
+/// Adds a pause that is over to those that commands do not count.
+fn add_pause(record: &mut SandboxRecord, since: Now, now: Now) {
+    let time = now.boot.saturating_sub(since.boot);
+    record.paused = record.paused.saturating_add(time);
 }
 
 fn begin_pause(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action> {
@@ -384,8 +659,7 @@ fn on_resumed(record: &mut SandboxRecord, turn: u32, at: Now) -> Vec<Action> {
         && let Some(over) =
             pause.take_if(|pause| pause.turn == turn && pause.stage == Stage::Resuming)
     {
-        let time = at.boot.saturating_sub(over.since.boot);
-        record.paused = record.paused.saturating_add(time);
+        add_pause(record, over.since, at);
     }
     Vec::new()
 }
@@ -395,6 +669,7 @@ fn on_idle(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
         return Vec::new();
     };
     match idle.action {
+        IdleAction::Stop => halt(record, PausedBy::Idleness, now),
         IdleAction::Pause => begin_pause(record, PausedBy::Idleness, now),
         IdleAction::End => {
             let message = format!(
@@ -410,12 +685,22 @@ fn on_idle(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     }
 }
 
-fn on_wake(record: &mut SandboxRecord) -> Vec<Action> {
+fn on_wake(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     match &mut record.state {
         State::Running {
             pause: Some(pause), ..
         } if pause.by == PausedBy::Idleness => resume(pause),
-        State::Running { .. }
+        State::Keeping { halt, .. } if halt.by == PausedBy::Idleness => keep_no_more(record),
+        State::Stopped {
+            by: PausedBy::Idleness,
+            ..
+        } => wake(record, now),
+        // Who wants to use it asks again once it is stopped.
+        State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. }
+        | State::Running { .. }
         | State::Bound
         | State::Claimed { .. }
         | State::MainRequested { .. }
@@ -431,12 +716,28 @@ fn on_main_ended(record: &mut SandboxRecord, cause: Cause, began: Now, at: Now) 
         cause.reason,
         Reason::CommandNotFound | Reason::CommandNotExecutable
     );
-    if !could_not_start {
-        on_main_started(record, began);
+    if could_not_start {
+        return fail(record, cause, at);
     }
-    if let State::Stopping { because, .. } = &mut record.state {
-        because.exit_code = cause.exit_code;
-        because.signal = cause.signal;
+    on_main_started(record, began);
+    match &mut record.state {
+        State::Stopping { because, .. } => {
+            because.exit_code = cause.exit_code;
+            because.signal = cause.signal;
+        }
+        // It ends since it was told to. Had it ended before, it would have ended by itself.
+        State::Halting { halt, .. } if at.boot >= halt.since.boot => return keep(record),
+        State::Keeping { was_told: true, .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. } => return Vec::new(),
+        State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => {}
     }
     end(record, cause, at)
 }
@@ -445,7 +746,28 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     if deadline(record).is_none_or(|deadline| now.boot < deadline) {
         return Vec::new();
     }
+    let is_over = record.expires().is_some_and(|over| now.boot >= over);
     match &record.state {
+        State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Stopped { .. }
+            if is_over =>
+        {
+            let seconds = record.spec.ttl.unwrap_or_default().as_secs();
+            let message =
+                format!("{seconds} s since its start are over (spec.lifecycle.ttlSeconds)");
+            stop(
+                record,
+                Cause::new(Reason::DeadlineExceeded, FailureDomain::Policy, message),
+                now,
+            )
+        }
+        State::Halting { .. } => keep(record),
+        State::Stopped { .. } => wake(record, now),
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
             let waiting_for = match (&record.state, &record.lacks) {
                 (State::Bound, Some(lack)) => format!("it was waiting: {}", lack.why),
@@ -461,19 +783,9 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
             let message = format!(
                 "not running {seconds} s after it was bound (spec.lifecycle.startTimeoutSeconds): {waiting_for}"
             );
-            end(
+            fail(
                 record,
                 Cause::new(Reason::StartTimeout, FailureDomain::Infrastructure, message),
-                now,
-            )
-        }
-        State::Running { .. } => {
-            let seconds = record.spec.ttl.unwrap_or_default().as_secs();
-            let message =
-                format!("{seconds} s since its start are over (spec.lifecycle.ttlSeconds)");
-            stop(
-                record,
-                Cause::new(Reason::DeadlineExceeded, FailureDomain::Policy, message),
                 now,
             )
         }
@@ -481,17 +793,25 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
             let because = because.clone();
             end(record, because, now)
         }
-        State::Ending { .. } | State::Ended { .. } => Vec::new(),
+        State::Running { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => Vec::new(),
     }
 }
 
 fn on_delete(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     record.deleted = true;
     match &record.state {
-        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
-            end(record, deleted(), now)
-        }
-        State::Running { .. } => stop(record, deleted(), now),
+        State::Bound
+        | State::Claimed { .. }
+        | State::MainRequested { .. }
+        | State::Running { .. }
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. } => stop(record, deleted(), now),
         State::Stopping { .. } | State::Ending { .. } => Vec::new(),
         State::Ended { .. } => vec![Action::Remove],
     }
@@ -501,6 +821,7 @@ fn on_torn_down(record: &mut SandboxRecord, usage: Usage, output_lost: bool) -> 
     let State::Ending { termination, .. } = &record.state else {
         return Vec::new();
     };
+    let usage = record.used.map_or(usage, |before| before.and(usage));
     let mut termination = Termination {
         usage: Some(usage),
         ..termination.clone()
@@ -529,6 +850,24 @@ fn deleted() -> Cause {
 
 /// Ends a running sandbox with grace: its command gets SIGTERM and time. Without a command there is nobody to tell.
 fn stop(record: &mut SandboxRecord, because: Cause, now: Now) -> Vec<Action> {
+    if let State::Halting {
+        instance,
+        started,
+        kill_at,
+        paused_since,
+        ..
+    } = &record.state
+    {
+        // It was told already.
+        record.state = State::Stopping {
+            instance: instance.clone(),
+            started: *started,
+            because,
+            kill_at: *kill_at,
+            paused_since: *paused_since,
+        };
+        return Vec::new();
+    }
     let State::Running {
         instance,
         started,
@@ -562,11 +901,15 @@ fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
         State::Bound
         | State::Claimed { .. }
         | State::MainRequested { .. }
-        | State::Running { .. } => cause,
+        | State::Running { .. }
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. } => cause,
     };
     let termination = Termination {
         cause,
-        started_at: record.state.started().map(|started| started.wall),
+        started_at: record.started().map(|started| started.wall),
         finished_at: now.wall,
         usage: None,
     };
@@ -574,9 +917,23 @@ fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
         instance: record.state.instance().map(str::to_owned),
         termination,
     };
-    // Secrets are kept no longer than they are of use.
-    (record.values, record.lacks) = (None, None);
+    // Secrets are kept no longer than they are of use, nor are files.
+    (record.values, record.lacks, record.kept) = (None, None, None);
     vec![Action::TearDown]
+}
+
+/// Something went wrong: an end, but of what is being brought back, whose files are there still.
+fn fail(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
+    match (&record.state, &record.kept) {
+        (State::Bound | State::Claimed { .. } | State::MainRequested { .. }, Some(kept))
+            if cause.reason != Reason::SnapshotCorrupt =>
+        {
+            let by = kept.by;
+            discard(record, by, Some(cause.message))
+        }
+        (State::Discarding { .. } | State::Stopped { .. }, _) => Vec::new(),
+        _ => end(record, cause, now),
+    }
 }
 
 #[cfg(test)]

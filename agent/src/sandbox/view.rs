@@ -2,7 +2,9 @@
 
 use cloche_crds::condition::set_condition;
 use cloche_crds::sandbox::{EffectiveStatus, RuntimeStatus, Termination as TerminationStatus};
-use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, SandboxStatus};
+use cloche_crds::{
+    ConditionReason, ConditionStatus, ConditionType, DesiredState, Phase, SandboxStatus,
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -26,6 +28,8 @@ pub struct Beside {
     pub sessions_unavailable: Option<String>,
     /// Its processes cannot be stopped, or let go on, and why.
     pub cannot_pause: Option<String>,
+    /// Its files cannot be kept, and why.
+    pub cannot_keep: Option<String>,
     /// What it is short of by its own limits.
     pub pressure: Pressure,
     /// Output of its commands cannot be stored, and why.
@@ -60,7 +64,7 @@ pub fn status(
     let ran = record.state.instance().is_some() || started.is_some();
     SandboxStatus {
         observed_generation: Some(record.generation),
-        phase: phase(&record.state),
+        phase: phase(record),
         conditions,
         node_name: Some(beside.node_name.clone()),
         node_uid: None,
@@ -76,6 +80,10 @@ pub fn status(
             | State::Claimed { .. }
             | State::MainRequested { .. }
             | State::Running { .. }
+            | State::Halting { .. }
+            | State::Keeping { .. }
+            | State::Discarding { .. }
+            | State::Stopped { .. }
             | State::Stopping { .. }
             | State::Ending { .. } => None,
         },
@@ -89,19 +97,30 @@ pub fn since(record: &SandboxRecord) -> Timestamp {
         State::Running {
             pause: Some(pause), ..
         } => pause.since.wall,
+        State::Halting { halt, .. } | State::Keeping { halt, .. } => halt.since.wall,
+        State::Discarding { .. } | State::Stopped { .. } => {
+            let kept = record.kept.as_ref();
+            kept.map_or(record.bound, |kept| kept.since).wall
+        }
         State::Running { started, .. } | State::Stopping { started, .. } => started.wall,
         State::Ending { termination, .. } | State::Ended { termination } => termination.ended_at(),
     }
 }
 
-fn phase(state: &State) -> Phase {
-    match state {
+fn phase(record: &SandboxRecord) -> Phase {
+    match &record.state {
+        // It holds nothing yet of what it needs to run again.
+        State::Bound if record.kept.is_some() => Phase::Stopped,
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => Phase::Starting,
         State::Running { pause, .. } => match pause.map(|pause| pause.stage) {
             // As long as anything may run, or nothing may be asked of it.
             None | Some(Stage::Pausing) => Phase::Running,
             Some(Stage::Paused | Stage::Resuming) => Phase::Paused,
         },
+        // As long as it holds what one that runs holds.
+        State::Halting { .. } | State::Keeping { .. } => Phase::Running,
+        State::Discarding { .. } if record.kept.is_some() => Phase::Running,
+        State::Discarding { .. } | State::Stopped { .. } => Phase::Stopped,
         State::Stopping { .. } | State::Ending { .. } => Phase::Terminating,
         State::Ended { termination } => termination.cause.reason.phase(),
     }
@@ -114,7 +133,11 @@ fn started(record: &SandboxRecord) -> Option<Timestamp> {
         | State::Claimed { .. }
         | State::MainRequested { .. }
         | State::Running { .. }
-        | State::Stopping { .. } => record.state.started().map(|started| started.wall),
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. }
+        | State::Stopping { .. } => record.started().map(|started| started.wall),
     }
 }
 
@@ -183,7 +206,7 @@ fn pressures(pressure: Pressure) -> [(ConditionType, bool, ConditionReason, &'st
 type ConditionLine = (ConditionType, ConditionStatus, ConditionReason, String);
 
 fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> {
-    use ConditionStatus::{False, True, Unknown};
+    use ConditionStatus::{False, True};
     let mut lines = vec![(
         ConditionType::Scheduled,
         True,
@@ -222,7 +245,41 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
     };
     lines.push((ConditionType::ImageReady, status, reason, message));
 
-    let (status, reason, message) = match &record.state {
+    let (status, reason, message) = ready(record, beside);
+    lines.push((ConditionType::Ready, status, reason, message));
+
+    if let State::Ended { termination } = &record.state {
+        let reason = ConditionReason::Ended(termination.cause.reason);
+        if termination.cause.reason.phase() == Phase::Failed {
+            lines.push((
+                ConditionType::Stalled,
+                True,
+                reason,
+                termination.cause.message.clone(),
+            ));
+        }
+        lines.push((
+            ConditionType::Finished,
+            True,
+            reason,
+            termination.cause.message.clone(),
+        ));
+    }
+    lines
+}
+
+fn ready(record: &SandboxRecord, beside: &Beside) -> (ConditionStatus, ConditionReason, String) {
+    use ConditionStatus::{False, True, Unknown};
+    match &record.state {
+        State::Bound if let Some(kept) = &record.kept => {
+            let why = if beside.waits_for_room {
+                "it waits for room on its node"
+            } else {
+                "it is being brought back"
+            };
+            let message = format!("{}: {why}", stopped(record, kept.by));
+            (False, ConditionReason::WakePending, message)
+        }
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => match &record.lacks {
             Some(lack) => (
                 False,
@@ -247,6 +304,35 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
                 (None, Some(why)) => (False, ConditionReason::LogStorageFull, why.clone()),
             }
         }
+        State::Halting { .. } => (
+            False,
+            ConditionReason::Stopping,
+            "its command was told to end".to_owned(),
+        ),
+        State::Keeping { .. } => {
+            let message = match &beside.cannot_keep {
+                None => "its files are being kept".to_owned(),
+                Some(why) => format!("its files cannot be kept, and that is tried again: {why}"),
+            };
+            (False, ConditionReason::Stopping, message)
+        }
+        State::Discarding { .. } => (False, ConditionReason::Stopping, String::new()),
+        State::Stopped {
+            by, failed: None, ..
+        } => {
+            let reason = match by {
+                PausedBy::Spec => ConditionReason::Stopped,
+                PausedBy::Idleness => ConditionReason::Idle,
+            };
+            (False, reason, stopped(record, *by))
+        }
+        State::Stopped {
+            failed: Some(why), ..
+        } => (
+            False,
+            ConditionReason::WakePending,
+            format!("it could not be brought back: {why}"),
+        ),
         State::Stopping { because, .. } => {
             (False, ConditionReason::Terminating, because.message.clone())
         }
@@ -260,27 +346,21 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
             ConditionReason::Ended(termination.cause.reason),
             termination.cause.message.clone(),
         ),
-    };
-    lines.push((ConditionType::Ready, status, reason, message));
-
-    if let State::Ended { termination } = &record.state {
-        let reason = ConditionReason::Ended(termination.cause.reason);
-        if termination.cause.reason.phase() == Phase::Failed {
-            lines.push((
-                ConditionType::Stalled,
-                True,
-                reason,
-                termination.cause.message.clone(),
-            ));
-        }
-        lines.push((
-            ConditionType::Finished,
-            True,
-            reason,
-            termination.cause.message.clone(),
-        ));
     }
-    lines
+}
+
+/// Why one is stopped.
+fn stopped(record: &SandboxRecord, by: PausedBy) -> String {
+    match (by, record.spec.idle) {
+        (PausedBy::Spec, _) if record.spec.desired == DesiredState::Stopped => {
+            "spec.lifecycle.desiredState is Stopped".to_owned()
+        }
+        (PausedBy::Spec, _) => "it was stopped".to_owned(),
+        (PausedBy::Idleness, idle) => format!(
+            "nobody used it for {} s; the next session has it run again",
+            idle.map_or(0, |idle| idle.timeout.as_secs())
+        ),
+    }
 }
 
 fn paused(

@@ -144,6 +144,11 @@ impl Sessions {
         done.await.map_err(|_| SessionError::ShuttingDown)
     }
 
+    /// Waits until the channel's task has ended: only then may others open the folder.
+    pub async fn closed(&self) {
+        self.requests.closed().await;
+    }
+
     fn session(&self, found: Found) -> Session {
         Session {
             shared: found.shared,

@@ -27,6 +27,16 @@ impl CommandId {
         Self(frame::MAIN_SESSION.to_owned())
     }
 
+    /// The session of the same, as it ran before the sandbox was stopped last.
+    pub fn main_before() -> Self {
+        Self(frame::MAIN_BEFORE.to_owned())
+    }
+
+    /// Whether it is of the sandbox's own command: of no client's, and kept as long as the sandbox.
+    pub fn is_own(&self) -> bool {
+        [frame::MAIN_SESSION, frame::MAIN_BEFORE].contains(&self.as_str())
+    }
+
     /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0

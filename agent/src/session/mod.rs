@@ -54,7 +54,7 @@ pub use identity::{BadCommandId, CommandId, Stream};
 pub use input::Input;
 pub use log::LogError;
 pub use reader::{Chunk, MAX_CHUNK, OutputReader, Until};
-pub use record::RecordError;
+pub use record::{RecordError, put_main_aside};
 pub use request::{Fingerprint, NewSession};
 pub use state::{
     Ended, Health, Link, NotStarted, Outcome, Pauses, SessionState, SetUp, StdinState,

@@ -173,6 +173,40 @@ impl Record {
     }
 }
 
+/// Puts the session of the sandbox's own command aside, a new one of which is about to begin: from then on it is that of the run before,
+/// whose own goes. Blocking, and only where nobody has the sessions open. May be repeated where it was broken off.
+pub fn put_main_aside(sessions: &Path) -> Result<(), RecordError> {
+    let [main, before] =
+        [CommandId::main(), CommandId::main_before()].map(|id| id.directory(sessions));
+    let failed = |operation, path: &Path| {
+        let path = path.to_owned();
+        move |source| RecordError::File {
+            operation,
+            path,
+            source,
+        }
+    };
+    let path = main.join(FILE);
+    let bytes = match read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("read", &path)(error)),
+    };
+    let record = Record::decode(&bytes).map_err(|what| RecordError::Malformed { path, what })?;
+    let renamed = Record {
+        id: CommandId::main_before(),
+        ..record
+    };
+    store(&main, &renamed.encode()?)?;
+    match fs::remove_dir_all(&before) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove", &before)(error));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    fs::rename(&main, &before).map_err(failed("name", &before))
+}
+
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     use io::Read;
     let mut bytes = Vec::new();
@@ -286,6 +320,42 @@ mod tests {
         assert_eq!(deadline(9), Some(Duration::from_millis(108_500)));
         let other = CommandId::parse("other").unwrap();
         assert!(Record::load(&at, &other).is_err());
+    }
+
+    #[test]
+    fn the_run_before_is_put_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let [main, before] = [CommandId::main(), CommandId::main_before()];
+        let of = |id: &CommandId| Record::load(&id.directory(dir.path()), id).unwrap();
+        put_main_aside(dir.path()).unwrap();
+        for run in 1..=2 {
+            let record = Record {
+                id: main.clone(),
+                created: Now {
+                    boot: Duration::from_secs(run),
+                    wall: jiff::Timestamp::UNIX_EPOCH,
+                },
+                ..record()
+            };
+            let at = main.directory(dir.path());
+            store(&at, &record.encode().unwrap()).unwrap();
+            fs::write(at.join("stdout"), run.to_string()).unwrap();
+            if run == 2 {
+                // Broken off in the middle.
+                let renamed = Record {
+                    id: before.clone(),
+                    ..record.clone()
+                };
+                store(&at, &renamed.encode().unwrap()).unwrap();
+            }
+            put_main_aside(dir.path()).unwrap();
+            assert_eq!(of(&main), None);
+            assert_eq!(of(&before).unwrap().created, record.created);
+            let kept = fs::read(before.directory(dir.path()).join("stdout")).unwrap();
+            assert_eq!(kept, run.to_string().as_bytes());
+            put_main_aside(dir.path()).unwrap();
+            assert!(of(&before).is_some(), "nothing to put aside");
+        }
     }
 
     states!(ENDS, end: Option<Outcome> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::RuntimeStatus;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -25,6 +26,7 @@ use crate::node::Node;
 use crate::runsc::Profile;
 use crate::sandbox::SandboxRecord;
 use crate::settled::Settled;
+use crate::snapshot::Store;
 use crate::supervisor::Supervisor;
 use crate::sys::orphan;
 use crate::usage::Sampler;
@@ -58,6 +60,14 @@ async fn check_host(options: &Options, runsc: &Path) -> Result<()> {
     } else {
         bail!("this host cannot run sandboxes:\n{}", fatal.join("\n"))
     }
+}
+
+fn private_folder(path: PathBuf) -> std::io::Result<PathBuf> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&path)?;
+    Ok(path)
 }
 
 /// Where the sandboxes of a node come from, as far as the node's parts must know.
@@ -142,14 +152,8 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
     }
 
     let profile = Profile::install(&options.state, &runsc, &init).await?;
-    let run = options.run.join("i");
-    let scratch = options.state.join("scratch");
-    for folder in [&run, &scratch] {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)?;
-    }
+    let run = private_folder(options.run.join("i"))?;
+    let scratch = private_folder(options.state.join("scratch"))?;
     let tasks = TaskTracker::new();
     let workshop = Arc::new(Workshop {
         tasks: tasks.clone(),
@@ -188,6 +192,7 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         scratch,
         cgroups,
         images,
+        snapshots: Store::open(&options.state.join("snapshots"))?,
         pool: Pool::new(Arc::clone(&workshop), targets(&options.pool)?),
         workshop,
         sandboxes,
@@ -195,6 +200,7 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         streams: Streams::default(),
         sampler,
         budget,
+        room_wanted: Notify::new(),
         image_budget: Quantity(options.image_budget.clone())
             .bytes()
             .context("--image-budget")?

@@ -26,6 +26,16 @@ pub(super) async fn resume(
     instances: &[(String, InstanceRecord)],
 ) -> Result<Supervisor> {
     let mut supervisor = Supervisor::new(Arc::clone(node));
+    for (_, record) in &sandboxes {
+        if let Some(kept) = &record.kept {
+            node.snapshots.pin(&kept.files, &record.uid);
+        }
+    }
+    let snapshots = node.snapshots.clone();
+    let collected = tokio::task::spawn_blocking(move || snapshots.collect());
+    collected
+        .await
+        .context("look at the files of stopped sandboxes")??;
     // All at once: a sentry that does not answer must hold up none but its own sandbox.
     let looks = sandboxes.into_iter().map(|(_, record)| async move {
         let (found, instance) = find(node, &record, instances).await?;

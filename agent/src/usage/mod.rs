@@ -358,6 +358,16 @@ pub fn kept(folder: &Path) -> Usage {
         .unwrap_or_default()
 }
 
+/// Forgets what was kept: another life begins. Blocking.
+pub fn forget(folder: &Path) {
+    match std::fs::remove_file(folder.join(KEPT)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(error = &error as &dyn std::error::Error, folder = %folder.display(), "cannot forget what a sandbox used");
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
 /// Keeps peaks of a sandbox that runs on, unless higher ones are kept. Blocking.
 fn keep_peaks(folder: &Path, peaks: Peaks) {
     let before = kept(folder);

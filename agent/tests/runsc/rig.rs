@@ -89,6 +89,7 @@ impl Rig {
             cgroups_path: format!("{}/{name}", self.groups.path),
             paths: InstancePaths::new(self.dir.path(), name).expect("short paths"),
             profile: self.profile.clone(),
+            saved: None,
             guest_memory: GUEST_MEMORY,
             limits: Limits {
                 memory: GUEST_MEMORY + 64 * MIB,

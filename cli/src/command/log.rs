@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use cloche_proto::agent::v1alpha1::LogRequest;
+use cloche_proto::frame::MAIN_BEFORE;
 
 use crate::args::Log;
 use crate::backend::{Backend, Failure, Outage};
@@ -29,7 +30,11 @@ async fn copy(backend: &Backend, args: &Log, sink: &Sink) -> Result<(), Error> {
         // After a break it goes on where it was; what was not seen yet begins as it would have then.
         let [stdout, stderr] = state.offsets();
         let request = LogRequest {
-            command_id: args.command_id.clone().unwrap_or_default(),
+            command_id: if args.previous {
+                MAIN_BEFORE.to_owned()
+            } else {
+                args.command_id.clone().unwrap_or_default()
+            },
             follow: args.follow,
             tail_bytes: args.tail_bytes.unwrap_or(0),
             stdout_offset: stdout.filter(|_| begun),

@@ -15,8 +15,6 @@ mod watch;
 
 use std::io::{Read as _, Write as _};
 
-use cloche_crds::DesiredState;
-
 use crate::args::{Cli, Command};
 use crate::backend::{Backend, Cluster, Standalone};
 use crate::error::Error;
@@ -37,12 +35,10 @@ pub(crate) async fn run(cli: &Cli) -> Result<u8, Error> {
         Command::Top(args) => top::top(&backend, args).await.map(|()| 0),
         Command::Wait(args) => wait::wait(&backend, args).await.map(|()| 0),
         Command::Log(args) => log::log(&backend, args).await.map(|()| 0),
-        Command::Pause(args) => pace::set(&backend, args, DesiredState::Paused)
-            .await
-            .map(|()| 0),
-        Command::Resume(args) => pace::set(&backend, args, DesiredState::Running)
-            .await
-            .map(|()| 0),
+        Command::Pause(args) => pace::set(&backend, args, pace::PAUSE).await.map(|()| 0),
+        Command::Resume(args) => pace::set(&backend, args, pace::RESUME).await.map(|()| 0),
+        Command::Stop(args) => pace::set(&backend, args, pace::STOP).await.map(|()| 0),
+        Command::Start(args) => pace::set(&backend, args, pace::START).await.map(|()| 0),
         Command::Rm(args) => rm::rm(&backend, args).await.map(|()| 0),
     }
 }

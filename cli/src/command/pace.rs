@@ -1,4 +1,4 @@
-//! `pause` and `resume`.
+//! `pause`, `resume`, `stop` and `start`.
 
 use cloche_crds::{DesiredState, Phase};
 
@@ -9,16 +9,41 @@ use crate::error::{self, Error};
 use crate::object::full_name;
 use crate::object::goal::Goal;
 
-/// Says what state the sandboxes are to be in, and waits until they are; one that fails does not keep the others.
-pub(super) async fn set(
-    backend: &Backend,
-    args: &Pace,
+/// What is to become of sandboxes.
+pub(super) struct Wish {
     desired: DesiredState,
-) -> Result<(), Error> {
-    let (goal, done) = match desired {
-        DesiredState::Running => (Phase::Running, "resumed"),
-        DesiredState::Paused => (Phase::Paused, "paused"),
-    };
+    goal: Phase,
+    /// What is said of one of which it is so.
+    done: &'static str,
+}
+
+pub(super) const PAUSE: Wish = Wish {
+    desired: DesiredState::Paused,
+    goal: Phase::Paused,
+    done: "paused",
+};
+pub(super) const RESUME: Wish = Wish {
+    desired: DesiredState::Running,
+    goal: Phase::Running,
+    done: "resumed",
+};
+pub(super) const STOP: Wish = Wish {
+    desired: DesiredState::Stopped,
+    goal: Phase::Stopped,
+    done: "stopped",
+};
+pub(super) const START: Wish = Wish {
+    done: "started",
+    ..RESUME
+};
+
+/// Says what state the sandboxes are to be in, and waits until they are; one that fails does not keep the others.
+pub(super) async fn set(backend: &Backend, args: &Pace, wish: Wish) -> Result<(), Error> {
+    let Wish {
+        desired,
+        goal,
+        done,
+    } = wish;
     let goal = Goal::Phase(goal.to_string());
     let mut failed = 0;
     let mut asked = Vec::new();

@@ -24,19 +24,15 @@ pub(super) fn idle_timeout(sandbox: &Sandbox) -> Vec<Violation> {
     )
 }
 
-/// When it is idle, and what becomes of it then, are said together.
+/// What becomes of it when it is idle means nothing without a time.
 pub(super) fn idle_action(sandbox: &Sandbox) -> Vec<Violation> {
     let lifecycle = sandbox.spec.lifecycle.clone().unwrap_or_default();
     match (lifecycle.idle_timeout_seconds, lifecycle.idle_action) {
-        (Some(_), None) => vec![Violation::new(
-            "spec.lifecycle.idleAction",
-            "is missing: say what is to become of an idle sandbox (Pause or End), or leave idleTimeoutSeconds out",
-        )],
         (None, Some(_)) => vec![Violation::new(
             "spec.lifecycle.idleTimeoutSeconds",
             "is missing: say when the sandbox counts as idle, or leave idleAction out",
         )],
-        (Some(_), Some(_)) | (None, None) => Vec::new(),
+        (Some(_), Some(_) | None) | (None, None) => Vec::new(),
     }
 }
 

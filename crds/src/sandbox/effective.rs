@@ -123,9 +123,9 @@ impl Effective {
             desired: lifecycle.desired_state.unwrap_or_default(),
             idle: lifecycle
                 .idle_timeout_seconds
-                .zip(lifecycle.idle_action)
-                .map(|(seconds, action)| {
+                .map(|seconds| {
                     let timeout = duration("idleTimeoutSeconds", seconds)?;
+                    let action = lifecycle.idle_action.unwrap_or_default();
                     Ok(Idle { timeout, action })
                 })
                 .transpose()?,

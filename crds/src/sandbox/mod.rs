@@ -197,7 +197,7 @@ pub struct ResourceList {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Lifecycle {
-    /// Whether it runs. Default: `Running`.
+    /// Whether it runs, and what of it is kept while it does not. Default: `Running`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_state: Option<DesiredState>,
     /// Seconds after its first Running at which it ends with `DeadlineExceeded`; time in which the node sleeps counts. Default:
@@ -209,7 +209,7 @@ pub struct Lifecycle {
     /// never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout_seconds: Option<i64>,
-    /// What becomes of it once it is idle for `idleTimeoutSeconds`, without which it means nothing.
+    /// What becomes of it once it is idle for `idleTimeoutSeconds`, without which it means nothing. Default: `Stop`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_action: Option<IdleAction>,
     /// Seconds from its creation to its binding; then it ends with `Unschedulable`. Default: it waits. Only in a cluster.
@@ -234,11 +234,18 @@ pub enum DesiredState {
     Running,
     /// None of its processes gets a processor; all else of it stays, memory too. It runs first, if it never did.
     Paused,
+    /// Its files are kept, but for what lies in `writablePaths` beside a read-only root; its commands end (the main process with SIGTERM
+    /// and time, as at its end), and it holds no memory and no processor. Once it is to run again, its main process is started anew.
+    /// One that never ran does not begin to.
+    Stopped,
 }
 
 /// What becomes of an idle sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum IdleAction {
+    /// It is stopped: its files are kept, its commands end. The next session or a change of its spec has it run again.
+    #[default]
+    Stop,
     /// It is paused. The next session, a change of its spec or a deletion has it run again.
     Pause,
     /// It ends with `IdleTimeout`.

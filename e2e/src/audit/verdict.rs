@@ -149,6 +149,7 @@ fn always(world: &World) -> Vec<Leak> {
         .collect();
     leaks.extend(world.loops.iter().cloned().map(Leak::Loop));
     leaks.extend(files("state/sandboxes", &world.files.sandboxes, never));
+    leaks.extend(files("state/snapshots", &world.files.snapshots, never));
     leaks.extend(files("state/images/tmp", &world.files.staging, never));
     leaks.extend(files("state/images/erofs", &world.files.half_images, never));
     leaks.extend(files("manifests", &world.files.manifests, never));
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn each_kind_is_found() {
         type Spoil = fn(&mut World, &mut Ledger);
-        let spoils: [(Spoil, &str); 14] = [
+        let spoils: [(Spoil, &str); 15] = [
             (
                 |world, _| world.processes.push(process(9, Some("i-2"), None)),
                 "process 9 in group i-2: runsc",
@@ -278,6 +279,10 @@ mod tests {
             (
                 |world, _| world.files.scratch.extend(["s".to_owned()]),
                 "file state/scratch/s",
+            ),
+            (
+                |world, _| world.files.snapshots.extend(["blobs/s".to_owned()]),
+                "file state/snapshots/blobs/s",
             ),
             (
                 |world, _| world.files.staging.extend(["s".to_owned()]),

@@ -59,6 +59,8 @@ pub struct Files {
     pub sandboxes: BTreeSet<String>,
     /// `state/scratch`: files of writable layers.
     pub scratch: BTreeSet<String>,
+    /// `state/snapshots`: files of stopped sandboxes, whole or on their way.
+    pub snapshots: BTreeSet<String>,
     /// `state/images/tmp`: images on their way.
     pub staging: BTreeSet<String>,
     /// Images without the file that makes them count.
@@ -277,6 +279,14 @@ fn files(owner: &Owner) -> Result<Files> {
         instances: visible(state.join("instances"))?,
         sandboxes: visible(state.join("sandboxes"))?,
         scratch: names(&state.join("scratch"))?,
+        snapshots: {
+            let mut all = BTreeSet::new();
+            for folder in ["tmp", "blobs", "manifests"] {
+                let found = names(&state.join("snapshots").join(folder))?;
+                all.extend(found.iter().map(|name| format!("{folder}/{name}")));
+            }
+            all
+        },
         staging: names(&state.join("images/tmp"))?,
         half_images: images
             .iter()

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use cloche_e2e::audit::Ledger;
 use cloche_e2e::deadline::{until, within};
 use cloche_e2e::points::During::{
-    self, Claim, Deadline, Delete, Image, Life, Pause, Pool, Release, Tell,
+    self, Claim, Deadline, Delete, Image, Life, Pause, Pool, Release, Stop, Tell, Wake,
 };
 use cloche_e2e::points::{POINTS, points};
 use cloche_e2e::{Agent, audit, trial};
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::subject::{
-    Images, LIMIT, drop_want, ended_as, ends, has_ended, ran_once, stands, stays, want,
+    Images, LIMIT, drop_want, ended_as, ends, has_ended, ran_once, ran_twice, stands, stays, want,
 };
 
 /// Kills the agent at each point of `during`, one after the other on the same state; `prepare` is done before it is started with
 /// the point armed, `provoke` once it serves, and `judge` when it was killed and started again.
 async fn at_each_point(
     during: During,
-    prepare: impl AsyncFn(&Agent, &str) -> Result<()>,
+    prepare: impl AsyncFn(&mut Agent, &str) -> Result<()>,
     provoke: impl AsyncFn(&mut Agent) -> Result<()>,
     judge: impl AsyncFn(&Agent) -> Result<()>,
 ) {
@@ -34,7 +34,7 @@ async fn at_each_point(
         Pool | Claim => images
             .options()
             .pool("cpu=1,memory=64Mi,created=1,started=1"),
-        Life | Image | Delete | Deadline | Pause | Tell | Release => images.options(),
+        Life | Image | Delete | Deadline | Pause | Stop | Wake | Tell | Release => images.options(),
     };
     let whole = trial::run(options, async |agent| {
         for point in points(during) {
@@ -71,7 +71,7 @@ async fn at_each_point(
 
 #[tokio::test]
 async fn killed_during_a_sandboxs_life() {
-    let prepare = async |agent: &Agent, _: &str| {
+    let prepare = async |agent: &mut Agent, _: &str| {
         want(agent, "stays", &stays())?;
         want(agent, "ends", &ends())
     };
@@ -84,7 +84,7 @@ async fn killed_during_a_sandboxs_life() {
 
 #[tokio::test]
 async fn killed_while_an_image_comes() {
-    let prepare = async |agent: &Agent, point: &str| {
+    let prepare = async |agent: &mut Agent, point: &str| {
         let mut spec = stays();
         spec["image"] = Value::from(format!("oci:{}", point.to_lowercase()));
         want(agent, "stays", &spec)
@@ -95,7 +95,7 @@ async fn killed_while_an_image_comes() {
 
 #[tokio::test]
 async fn killed_while_the_pool_is_filled() {
-    let nothing = async |_: &Agent, _: &str| Ok(());
+    let nothing = async |_: &mut Agent, _: &str| Ok(());
     let judge = async |agent: &Agent| {
         want(agent, "stays", &stays())?;
         stands(agent, "stays").await
@@ -132,7 +132,7 @@ async fn killed_while_a_sandbox_is_deleted() {
 
 #[tokio::test]
 async fn killed_while_a_sandbox_comes_to_its_deadline() {
-    let prepare = async |agent: &Agent, _: &str| {
+    let prepare = async |agent: &mut Agent, _: &str| {
         let mut spec = stays();
         spec["lifecycle"] = json!({"ttlSeconds": 1, "terminationGracePeriodSeconds": 600});
         want(agent, "over", &spec)
@@ -146,23 +146,68 @@ async fn killed_while_a_sandbox_comes_to_its_deadline() {
     at_each_point(Deadline, prepare, async |_| Ok(()), judge).await;
 }
 
+/// What the sandbox is to be. Each wish has a number of its own, so that what is seen can be told from what was wished before.
+fn wish(desired: &str, number: u32) -> Value {
+    let mut spec = stays();
+    spec["lifecycle"] = json!({"desiredState": desired, "terminationGracePeriodSeconds": number});
+    spec
+}
+
+/// The object, if it is as was wished.
+async fn is_granted(agent: &Agent, phase: &str, number: u32) -> Result<Option<Value>> {
+    let seen = agent.client().await?.get("stays").await?;
+    Ok(seen.filter(|object| {
+        object["status"]["phase"] == phase
+            && object["spec"]["lifecycle"]["terminationGracePeriodSeconds"] == number
+            && (phase != "Running" || is_ready(object))
+    }))
+}
+
+async fn granted(agent: &Agent, phase: &str, number: u32) -> Result<()> {
+    let what = format!("it is {phase} ({number})");
+    let seen = until(LIMIT, &what, async || {
+        is_granted(agent, phase, number).await
+    });
+    seen.await.map(drop)
+}
+
+#[tokio::test]
+async fn killed_while_a_sandbox_is_stopped() {
+    let provoke = async |agent: &mut Agent| {
+        agent.serves().await?;
+        want(agent, "stays", &stays())?;
+        stands(agent, "stays").await?;
+        want(agent, "stays", &wish("Stopped", 11))
+    };
+    let judge = async |agent: &Agent| {
+        granted(agent, "Stopped", 11).await?;
+        want(agent, "stays", &wish("Running", 12))?;
+        granted(agent, "Running", 12).await?;
+        ran_twice(agent, "stays").await
+    };
+    at_each_point(Stop, async |_, _| Ok(()), provoke, judge).await;
+}
+
+#[tokio::test]
+async fn killed_while_a_sandbox_is_brought_back() {
+    let prepare = async |agent: &mut Agent, _: &str| {
+        agent.restart().await?;
+        want(agent, "stays", &stays())?;
+        stands(agent, "stays").await?;
+        want(agent, "stays", &wish("Stopped", 11))?;
+        granted(agent, "Stopped", 11).await?;
+        agent.kill().await?;
+        want(agent, "stays", &wish("Running", 12))
+    };
+    let judge = async |agent: &Agent| {
+        granted(agent, "Running", 12).await?;
+        ran_twice(agent, "stays").await
+    };
+    at_each_point(Wake, prepare, async |_| Ok(()), judge).await;
+}
+
 #[tokio::test]
 async fn killed_while_a_sandbox_is_paused_and_goes_on() {
-    // Each wish has a number of its own, so that what is seen can be told from what was wished before.
-    let wish = |desired: &str, number: u32| {
-        let mut spec = stays();
-        spec["lifecycle"] =
-            json!({"desiredState": desired, "terminationGracePeriodSeconds": number});
-        spec
-    };
-    let is_granted = async |agent: &Agent, phase: &str, number: u32| {
-        let seen = agent.client().await?.get("stays").await?;
-        Ok(seen.filter(|object| {
-            object["status"]["phase"] == phase
-                && object["spec"]["lifecycle"]["terminationGracePeriodSeconds"] == number
-                && (phase != "Running" || is_ready(object))
-        }))
-    };
     let provoke = async |agent: &mut Agent| {
         agent.serves().await?;
         want(agent, "stays", &stays())?;
@@ -183,10 +228,7 @@ async fn killed_while_a_sandbox_is_paused_and_goes_on() {
         // Whatever it was in the middle of, it can still do both.
         for (desired, number) in [("Paused", 13), ("Running", 14)] {
             want(agent, "stays", &wish(desired, number))?;
-            until(LIMIT, "its wish is granted", async || {
-                is_granted(agent, desired, number).await
-            })
-            .await?;
+            granted(agent, desired, number).await?;
         }
         stands(agent, "stays").await
     };

@@ -11,7 +11,8 @@ use cloche_proto::agent::v1alpha1::Open;
 use serde_json::json;
 
 use super::subject::{
-    Images, LIMIT, drop_want, ended_as, ends, has_ended, kept, once, ran_once, stands, stays, want,
+    Images, LIMIT, drop_want, ended_as, ends, has_ended, kept, once, ran_once, ran_twice, stands,
+    stays, want,
 };
 
 /// It was lost with the node, after it had run since `started`.
@@ -34,6 +35,15 @@ async fn started(agent: &Agent, name: &str) -> Result<String> {
     let seen = agent.wait_running(name, LIMIT).await?;
     let started = seen.0["status"]["startedAt"].as_str();
     Ok(started.context("no time of its start")?.to_owned())
+}
+
+async fn wait_stopped(agent: &Agent, name: &str) -> Result<Seen> {
+    agent
+        .wait_for(name, "stopped", LIMIT, |seen| match seen {
+            Some(seen) if seen.phase() == Phase::Stopped.as_str() => Look::Reached(seen.clone()),
+            _ => Look::NotYet,
+        })
+        .await
 }
 
 #[tokio::test]
@@ -74,6 +84,15 @@ async fn a_reboot_loses_what_had_begun_and_nothing_else() {
                 _ => Look::NotYet,
             })
             .await?;
+        let stopped = |desired: &str| {
+            let mut spec = stays();
+            spec["lifecycle"] = json!({"desiredState": desired, "ttlSeconds": 3600});
+            spec
+        };
+        want(agent, "keeps", &stopped("Running"))?;
+        stands(agent, "keeps").await?;
+        want(agent, "keeps", &stopped("Stopped"))?;
+        let keeps = wait_stopped(agent, "keeps").await?;
         agent.kill().await?;
         // One that has an instance with nothing in it yet, and one that has none or is as far.
         let mut soon = stays();
@@ -104,6 +123,17 @@ async fn a_reboot_loses_what_had_begun_and_nothing_else() {
             "{before:?} became {after:?}"
         );
         has_ended(agent, "ended").await?;
+        // What is on disk is not lost, and its time goes on.
+        let after = wait_stopped(agent, "keeps").await?;
+        for field in ["startedAt", "expiresAt"] {
+            let [before, after] = [&keeps, &after].map(|seen| &seen.0["status"][field]);
+            ensure!(
+                before.is_string() && before == after,
+                "{before} became {after}"
+            );
+        }
+        want(agent, "keeps", &stopped("Running"))?;
+        ran_twice(agent, "keeps").await?;
         stands(agent, "begins").await?;
         stands(agent, "begins-too").await?;
 

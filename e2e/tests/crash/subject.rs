@@ -14,6 +14,7 @@ use cloche_e2e::subject::{manifest, mark};
 use cloche_e2e::{Agent, client};
 use cloche_proto::agent::v1alpha1::session_response::Kind as Reply;
 use cloche_proto::agent::v1alpha1::{Exit, LogRequest, Stream};
+use cloche_proto::frame::MAIN_BEFORE;
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -91,20 +92,41 @@ pub(super) async fn ran_once(agent: &Agent, name: &str, more: &str) -> Result<St
     mark(&text, more).with_context(|| format!("what {name} printed"))
 }
 
-/// The sandbox of [`stays`] runs, serves commands, and its command has run exactly once.
-pub(super) async fn stands(agent: &Agent, name: &str) -> Result<()> {
+/// It runs, and says so a little later.
+async fn says_that_it_ran(agent: &Agent, name: &str) -> Result<()> {
     agent.wait_running(name, LIMIT).await?;
-    // It runs from its start on, and says so a little later.
     until(LIMIT, "it says that it ran", async || {
         let (output, _) = kept(agent, name, "").await?;
         Ok(output.contains(&b'\n').then_some(()))
     })
-    .await?;
+    .await
+}
+
+/// The sandbox of [`stays`] runs, serves commands, and its command has run exactly once.
+pub(super) async fn stands(agent: &Agent, name: &str) -> Result<()> {
+    says_that_it_ran(agent, name).await?;
     let mark = ran_once(agent, name, "").await?;
     let file = agent.output(name, command(["cat", "/ran"]), LIMIT).await?;
     ensure!(
         file == format!("{mark}\n"),
         "{name} printed {mark:?} and wrote {file:?}"
+    );
+    Ok(())
+}
+
+/// The sandbox of [`stays`] was stopped and brought back: its command ran, was told to end, and ran again, by its output and a file.
+pub(super) async fn ran_twice(agent: &Agent, name: &str) -> Result<()> {
+    says_that_it_ran(agent, name).await?;
+    let second = ran_once(agent, name, "").await?;
+    let (first, exit) = kept(agent, name, MAIN_BEFORE).await?;
+    let first = String::from_utf8(first).context("read a log as text")?;
+    let first = mark(&first, "told to end\n").context("what it printed before")?;
+    let exit = exit.context("no end of what ran before")?;
+    ensure!(exit.code == 0, "{exit:?}");
+    let file = agent.output(name, command(["cat", "/ran"]), LIMIT).await?;
+    ensure!(
+        file == format!("{first}\n{second}\n"),
+        "{name} printed {first:?}, then {second:?}, and wrote {file:?}"
     );
     Ok(())
 }

@@ -22,6 +22,7 @@ mod scene;
 mod security;
 mod shapes;
 mod shortage;
+mod stop;
 mod usage;
 mod verdict;
 mod view;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Core;
 use crate::clock::Now;
 use crate::index::node::{Node, NodeName};
-use crate::index::sandbox::{Asks, Bound, Key, SandboxSeen};
+use crate::index::sandbox::{Asks, Bound, Key, SandboxSeen, Told};
 use crate::job::{Job, Subject, Task};
 use crate::loss;
 use crate::patch::{Scheduled, never_bound, put_finalizer, schedule, take_finalizer};
@@ -60,7 +60,7 @@ impl Core {
             let absent = Some((NodeName::clone(&bound.node), bound.uid.clone()));
             return Some(Task::Release { patch, absent });
         }
-        if seen.ended {
+        if seen.told == Told::Ended {
             return delete(seen, now);
         }
         if let Some(loss) = loss::loss_of(node, uid, self.brake) {
@@ -86,7 +86,7 @@ impl Core {
                 absent: None,
             });
         }
-        if seen.ended {
+        if seen.told == Told::Ended {
             return delete(seen, now);
         }
         let told = seen.unschedulable();

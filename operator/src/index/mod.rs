@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use node::{Node, NodeName};
-use sandbox::{Asks, Bound, Key, SandboxKey, SandboxSeen, key_of, version_of};
-use shape::{Shape, Shapes};
+use sandbox::{Asks, Bound, Key, SandboxKey, SandboxSeen, Told, key_of, version_of};
+use shape::{Charge, Shapes};
 
 use crate::lenient::Lenient;
 
@@ -174,11 +174,11 @@ impl Index {
         }
         let mut freed = None;
         if charged != takes {
-            if let Some((node, shape)) = &takes {
-                self.change_node(node, |node| node.charge(shape));
+            if let Some((node, charge)) = &takes {
+                self.change_node(node, |node| node.charge(charge));
             }
-            if let Some((node, shape)) = charged {
-                self.change_node(&node, |node| node.discharge(&shape));
+            if let Some((node, charge)) = charged {
+                self.change_node(&node, |node| node.discharge(&charge));
                 freed = Some(node);
             }
         }
@@ -190,15 +190,21 @@ impl Index {
     }
 
     /// Where a sandbox takes room, and how much.
-    fn charge_of(&self, key: &Key) -> Option<(NodeName, Arc<Shape>)> {
+    fn charge_of(&self, key: &Key) -> Option<(NodeName, Charge)> {
         let seen = self.sandboxes.get(key)?;
         let node = match (&seen.bound, self.assumed.get(key)) {
-            (Some(bound), _) if !seen.ended => &bound.node,
+            (Some(bound), _) if seen.told != Told::Ended => &bound.node,
             (None, Some(assumed)) => assumed,
             (Some(_), _) | (None, None) => return None,
         };
         match &seen.asks {
-            Asks::Shape(shape) => Some((NodeName::clone(node), Arc::clone(shape))),
+            Asks::Shape(shape) => {
+                let charge = Charge {
+                    shape: Arc::clone(shape),
+                    is_stopped: seen.told == Told::Stopped,
+                };
+                Some((NodeName::clone(node), charge))
+            }
             Asks::Invalid(_) => None,
         }
     }

@@ -10,7 +10,7 @@ use cloche_crds::{ConditionStatus, ConditionType, SandboxNode};
 use k8s_openapi::api::core::v1::{Node as NodeObject, NodeStatus};
 
 use super::sandbox::{Key, says_unreachable, version_of};
-use super::shape::Shape;
+use super::shape::Charge;
 use crate::loss::Judgement;
 
 /// The taint by which an administrator says that a node is down for good.
@@ -192,7 +192,7 @@ pub struct Node {
     pub sandboxes: HashSet<Key>,
     /// What those that have not ended, and those that are about to be bound, request together, without overheads.
     pub used: Amount,
-    /// How many those are.
+    /// How many those are, without those that are stopped: they have no overhead, and request their disk alone.
     pub count: u64,
 }
 
@@ -216,19 +216,25 @@ impl Node {
     }
 
     /// Counts a sandbox.
-    pub fn charge(&mut self, shape: &Shape) {
-        self.used.cpu.0 = self.used.cpu.0.saturating_add(shape.cpu.0);
-        self.used.memory.0 = self.used.memory.0.saturating_add(shape.memory.0);
+    pub fn charge(&mut self, charge: &Charge) {
+        let Charge { shape, is_stopped } = charge;
         self.used.disk.0 = self.used.disk.0.saturating_add(shape.disk.0);
-        self.count += 1;
+        if !is_stopped {
+            self.used.cpu.0 = self.used.cpu.0.saturating_add(shape.cpu.0);
+            self.used.memory.0 = self.used.memory.0.saturating_add(shape.memory.0);
+            self.count += 1;
+        }
     }
 
     /// Counts it no more.
-    pub fn discharge(&mut self, shape: &Shape) {
-        self.used.cpu.0 = self.used.cpu.0.saturating_sub(shape.cpu.0);
-        self.used.memory.0 = self.used.memory.0.saturating_sub(shape.memory.0);
+    pub fn discharge(&mut self, charge: &Charge) {
+        let Charge { shape, is_stopped } = charge;
         self.used.disk.0 = self.used.disk.0.saturating_sub(shape.disk.0);
-        self.count = self.count.saturating_sub(1);
+        if !is_stopped {
+            self.used.cpu.0 = self.used.cpu.0.saturating_sub(shape.cpu.0);
+            self.used.memory.0 = self.used.memory.0.saturating_sub(shape.memory.0);
+            self.count = self.count.saturating_sub(1);
+        }
     }
 
     /// Whether a sandbox that is bound to this Node's UID is on a Node that is still there.

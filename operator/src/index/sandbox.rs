@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cloche_crds::cluster::FINALIZER;
 use cloche_crds::condition::Condition;
 use cloche_crds::rules::validate;
-use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Sandbox, SandboxStatus};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, Sandbox, SandboxStatus};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
@@ -66,8 +66,8 @@ pub struct SandboxSeen {
     pub asks: Asks,
     /// Where it is bound to.
     pub bound: Option<Bound>,
-    /// Whether its end is told.
-    pub ended: bool,
+    /// What its status tells of how it is.
+    pub told: Told,
     /// Whether it is already told that its agent is not heard.
     pub unreachable: bool,
     /// In which of its node's silences that was last told.
@@ -76,6 +76,29 @@ pub struct SandboxSeen {
     pub due: Option<Timestamp>,
     /// Of its status, if it has one and as long as it is unbound: the binding is written over it.
     pub unbound_status: Option<Box<Unbound>>,
+}
+
+/// What a status tells of how a sandbox is, as far as that decides what it takes of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing, or that it is on its way to run, or runs.
+    Lives,
+    /// It is stopped.
+    Stopped,
+    /// It has ended.
+    Ended,
+}
+
+impl Told {
+    fn by(status: &SandboxStatus) -> Self {
+        if status.termination.is_some() || status.phase.is_terminal() {
+            Self::Ended
+        } else if status.phase == Phase::Stopped {
+            Self::Stopped
+        } else {
+            Self::Lives
+        }
+    }
 }
 
 /// Of the status of an unbound sandbox what a binding is written over.
@@ -129,9 +152,7 @@ impl SandboxSeen {
                 }
             }
         });
-        let ended =
-            |status: &SandboxStatus| status.termination.is_some() || status.phase.is_terminal();
-        let ended = status.is_some_and(ended);
+        let told = status.map_or(Told::Lives, Told::by);
         Self {
             uid: metadata.uid.as_deref().unwrap_or_default().into(),
             version: version_of(metadata),
@@ -139,10 +160,10 @@ impl SandboxSeen {
             deleting: metadata.deletion_timestamp.is_some(),
             finalizers: metadata.finalizers.clone().unwrap_or_default(),
             asks,
-            ended,
+            told,
             unreachable: status.is_some_and(is_unreachable),
             told_silence: 0,
-            due: due(&read.sandbox, ended),
+            due: due(&read.sandbox, told == Told::Ended),
             unbound_status: match &bound {
                 Some(_) => None,
                 None => status.map(|status| {
@@ -163,7 +184,7 @@ impl SandboxSeen {
 
     /// Whether it waits for a node.
     pub fn is_waiting(&self) -> bool {
-        self.bound.is_none() && !self.ended && !self.deleting
+        self.bound.is_none() && self.told != Told::Ended && !self.deleting
     }
 
     /// Whether the time has come that its spec names.

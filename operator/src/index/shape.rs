@@ -38,6 +38,15 @@ impl Shape {
     }
 }
 
+/// What a sandbox takes of its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// What it asks for.
+    pub shape: Arc<Shape>,
+    /// It is stopped: it takes its disk alone.
+    pub is_stopped: bool,
+}
+
 /// Every shape that is in use, each once.
 #[derive(Debug, Default)]
 pub struct Shapes(HashSet<Arc<Shape>>);

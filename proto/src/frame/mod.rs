@@ -49,6 +49,8 @@ pub const MAX_MESSAGE: usize = 512;
 pub const BRIDGE_USER: u32 = 0x7fff_fff0;
 /// The session of the sandbox's own command.
 pub const MAIN_SESSION: &str = "main";
+/// The same, as it ran before the sandbox was stopped last.
+pub const MAIN_BEFORE: &str = "main-previous";
 /// Bytes in the nonce of a [`Hello`].
 pub const NONCE: usize = 16;
 

@@ -53,7 +53,7 @@ impl Workshop for Fake {
     type Instance = String;
     type Error = Strike;
 
-    async fn make(&self, _: &Shape) -> Result<String, Strike> {
+    async fn make(&self, _: &Shape, _: Option<SavedFiles>) -> Result<String, Strike> {
         let mut open = self.open.subscribe();
         open.wait_for(|open| *open).await.unwrap();
         if self.fail.load(Ordering::SeqCst) {

@@ -22,7 +22,7 @@ fn exit(code: i32) -> Cause {
 
 fn image() -> ImageUse {
     ImageUse {
-        digest: crate::image::Digest::of(b"an image"),
+        digest: Digest::of(b"an image"),
         config: crate::image::ImageConfig::default(),
     }
 }
@@ -340,7 +340,15 @@ fn any_event() -> impl Strategy<Value = Event> {
         (0..3_i32).prop_map(|code| ended(exit(code), 4)),
         Just(Event::Unreachable),
         Just(Event::InitKilled(fault(Reason::Error))),
-        Just(Event::Died(fault(Reason::OOMKilled))),
+        Just(died(fault(Reason::OOMKilled))),
+        Just(kept(now_at(0))),
+        Just(Event::Discarded { usage: None }),
+        prop_oneof![
+            Just(DesiredState::Running),
+            Just(DesiredState::Paused),
+            Just(DesiredState::Stopped)
+        ]
+        .prop_map(|desired| wants(&record(), desired)),
         Just(Event::Tick),
         Just(Event::Delete),
         Just(Event::Paused { turn: 0 }),
@@ -355,12 +363,41 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
+fn wants(record: &SandboxRecord, desired: DesiredState) -> Event {
+    let spec = Effective {
+        desired,
+        ..record.spec.clone()
+    };
+    Event::Changed {
+        generation: record.generation + 1,
+        manifest: None,
+        object: Box::new(record.object.clone()),
+        spec: Box::new(spec),
+    }
+}
+
+/// The sentry of the first instance is gone.
+fn died(cause: Cause) -> Event {
+    let instance = "i1".to_owned();
+    Event::Died { instance, cause }
+}
+
+/// The files are kept for the stop that was begun at `since`.
+fn kept(since: Now) -> Event {
+    let files = Digest::of(b"files");
+    Event::Kept { since, files }
+}
+
 fn rank(state: &State) -> u8 {
     match state {
         State::Bound => 0,
         State::Claimed { .. } => 1,
         State::MainRequested { .. } => 2,
-        State::Running { .. } => 3,
+        State::Running { .. }
+        | State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. } => 3,
         State::Stopping { .. } => 4,
         State::Ending { .. } => 5,
         State::Ended { .. } => 6,
@@ -368,8 +405,8 @@ fn rank(state: &State) -> u8 {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: states only go forward, a reason never changes, an end is torn down exactly once,
-    /// removal comes last and only to deleted ones, and no claimed instance is forgotten.
+    /// Whatever happens in whatever order: an end is never taken back, a reason never changes, an end is torn down exactly once,
+    /// removal comes last and only to deleted ones, no claimed instance is forgotten, and files that are kept stay so until it runs or ends.
     #[test]
     fn invariants_hold_for_any_sequence(events in prop::collection::vec(any_event(), 0..40), gaps in prop::collection::vec(0_i64..100, 40)) {
         let mut record = record();
@@ -379,9 +416,22 @@ proptest! {
         let mut given_back = 0;
         for (event, gap) in std::iter::once(Event::Begin).chain(events).zip(std::iter::once(0).chain(gaps)) {
             time += gap;
+            // Of what is there now, as it would be told.
+            let event = match (event, &record.state) {
+                (Event::Died { cause, .. }, state) if state.instance().is_some() => {
+                    let instance = state.instance().unwrap_or_default().to_owned();
+                    Event::Died { instance, cause }
+                }
+                (Event::Kept { .. }, State::Keeping { halt, .. }) => kept(halt.since),
+                (event, _) => event,
+            };
             if let Event::Claimed(Ok(id)) = &event { owned.push(id.clone()); }
             let (next, actions) = step(&record, event, now_at(time));
-            prop_assert!(rank(&next.state) >= rank(&record.state));
+            prop_assert!(rank(&next.state) >= rank(&record.state).min(4) || rank(&record.state) < 4);
+            let is_over = rank(&next.state) >= 4 || matches!(next.state, State::Running { .. });
+            prop_assert!(record.kept.is_none() || next.kept.is_some() || is_over);
+            let is_discarding = |record: &SandboxRecord| matches!(record.state, State::Discarding { .. });
+            prop_assert_eq!(is_discarding(&next) && !is_discarding(&record), actions.contains(&Action::Discard));
             prop_assert!(!record.deleted || next.deleted);
             if let (Some(before), Some(after)) = (record.state.termination(), next.state.termination()) {
                 prop_assert_eq!(&before.cause, &after.cause);
@@ -393,6 +443,10 @@ proptest! {
             prop_assert_eq!(enters_ending, actions.contains(&Action::TearDown));
             if enters_ending {
                 torn_down += 1;
+                // Of one that is being discarded it is on its way already.
+                given_back += usize::from(next.state.instance().is_some() && !is_discarding(&record));
+            }
+            if actions.contains(&Action::Discard) {
                 given_back += usize::from(next.state.instance().is_some());
             }
             given_back += actions.iter().filter(|action| matches!(action, Action::Destroy(_))).count();
@@ -405,8 +459,10 @@ proptest! {
             prop_assert!(torn_down <= 1);
             record = next;
         }
-        prop_assert_eq!(given_back + usize::from(rank(&record.state) < 5 && record.state.instance().is_some()), owned.len());
+        let is_held = rank(&record.state) < 5 && !matches!(record.state, State::Discarding { .. });
+        prop_assert_eq!(given_back + usize::from(is_held && record.state.instance().is_some()), owned.len());
     }
 }
 
 mod pause;
+mod stop;

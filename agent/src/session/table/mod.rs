@@ -187,7 +187,7 @@ impl Table {
             ..SessionState::default()
         };
         // What the sandbox's own command said is asked for as long as the sandbox's object is there.
-        life.permanent = id == CommandId::main();
+        life.permanent = id.is_own();
         self.entries.insert(
             id,
             Entry {

@@ -1,10 +1,20 @@
+use std::sync::Arc;
+
 use cloche_crds::quantity::{Bytes, Millicores};
 use proptest::prelude::*;
 
 use super::*;
+use crate::index::shape::Charge;
 use crate::loss::Judgement;
 
 const GIB: u64 = 1 << 30;
+
+fn charge(shape: &Shape, is_stopped: bool) -> Charge {
+    Charge {
+        shape: Arc::new(shape.clone()),
+        is_stopped,
+    }
+}
 
 fn amount(cpu: u64, memory: u64) -> Amount {
     Amount {
@@ -155,7 +165,13 @@ fn the_most_room_wins_then_the_name() {
         a
     );
     let mut used = node();
-    used.charge(&asks);
+    // Of one that is stopped the disk counts, and nothing else.
+    used.charge(&charge(&asks, true));
+    assert_eq!((used.used.cpu.0, used.used.memory.0, used.count), (0, 0, 0));
+    assert_eq!(used.used.disk, asks.disk);
+    used.discharge(&charge(&asks, true));
+    assert_eq!(used.used, Amount::default());
+    used.charge(&charge(&asks, false));
     assert_eq!(
         best(&asks, [(&a, &used), (&b, &other)].into_iter()).unwrap(),
         b
@@ -210,7 +226,7 @@ proptest! {
             };
             if let Ok(name) = best(&asks, names.iter().zip(&nodes)) {
                 let at = names.iter().position(|other| *other == name).unwrap();
-                nodes[at].charge(&asks);
+                nodes[at].charge(&charge(&asks, false));
             }
         }
         for node in &nodes {

@@ -1,0 +1,119 @@
+//! Keeping the files of a sandbox that is to be stopped.
+//!
+//! All of it stands still first, and stays so: what is kept is what was there, and nothing that follows is lost unseen. Until it is kept for
+//! good the sandbox could go on; once the record says that it is, the rest of it is taken down.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::holding::Shared;
+use super::record::{SandboxRecord, State};
+use super::step::Event;
+use super::{pace, start};
+use crate::fault;
+use crate::image::Digest;
+use crate::runsc::Sentry;
+use crate::runsc::urpc::UrpcError;
+use crate::snapshot::{Error, Info};
+use crate::told::chain;
+
+/// Pause between tries.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Files that are not kept.
+#[derive(Debug, thiserror::Error)]
+enum KeepError {
+    /// The store could not take them.
+    #[error(transparent)]
+    Store(#[from] Error),
+    /// The sentry did not give them.
+    #[error("its sentry did not save them")]
+    Sentry(#[from] UrpcError),
+    /// What has to be known is not.
+    #[error("{0}")]
+    Unknown(&'static str),
+    /// The thread that blocks was lost: the runtime shuts down.
+    #[error("keep its files")]
+    Lost(#[from] tokio::task::JoinError),
+}
+
+/// Keeps the files, however often that takes, and tells when they are; nothing once something else is to be done.
+pub(super) async fn keep(
+    shared: Shared,
+    number: u64,
+    record: SandboxRecord,
+    events: mpsc::Sender<Event>,
+) {
+    let State::Keeping { halt, was_told, .. } = &record.state else {
+        return;
+    };
+    if *was_told {
+        // Its command has ended, or was given time to.
+        start::settle_main(&shared).await;
+    }
+    loop {
+        let Some(held) = pace::stand_still(&shared, number, &record).await else {
+            return;
+        };
+        fault::point("keep.still");
+        let kept = save(&shared, &record).await;
+        drop(held);
+        let error = match kept {
+            Ok(files) => {
+                shared.holding().beside.cannot_keep = None;
+                let since = halt.since;
+                drop(events.send(Event::Kept { since, files }).await);
+                return;
+            }
+            Err(error) => error,
+        };
+        if !shared.pace.is_newest(number) {
+            return;
+        }
+        let why = chain(&error);
+        tracing::warn!(
+            sandbox = record.name,
+            why,
+            "cannot keep the files of a sandbox"
+        );
+        shared.tell_beside(|beside| beside.cannot_keep = Some(why));
+        tokio::select! {
+            // Cancel safe: the next agent begins again.
+            () = shared.node.cancel.cancelled() => return,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+}
+
+async fn save(shared: &Shared, record: &SandboxRecord) -> Result<Digest, KeepError> {
+    let instance = shared
+        .instance()
+        .ok_or(KeepError::Unknown("its instance is not held"))?;
+    let image = record
+        .image
+        .as_ref()
+        .ok_or(KeepError::Unknown("its image is not known"))?;
+    let (node, id) = (shared.node.clone(), instance.id().to_owned());
+    let staging = tokio::task::spawn_blocking(move || {
+        let bytes = node.sampler.disk(&id).unwrap_or(0);
+        node.snapshots.stage(bytes)
+    });
+    let staging = staging.await??;
+    let [layers, tree, metadata, pages] = staging.files();
+    let files = [layers, tree, metadata, pages].map(AsFd::as_fd);
+    let mut sentry = Sentry::connect(&instance.paths).await?;
+    sentry.save_files(files).await?;
+    fault::point("keep.saved");
+    let info = Info {
+        image: image.digest,
+        profile: shared.node.runtime.profile.clone(),
+    };
+    let (node, holder) = (shared.node.clone(), record.uid.clone());
+    let committed =
+        tokio::task::spawn_blocking(move || node.snapshots.commit(&staging, &info, &holder));
+    let files = committed.await??;
+    shared.holding().has_files = true;
+    Ok(files)
+}
