@@ -20,6 +20,9 @@ pub enum Found {
         /// Whether the sentry says that the container `main` runs.
         main_running: bool,
     },
+    /// Its sentry is that process and does not answer for now: it may be stopped, or on its way to die, or the machine be slow. What there is
+    /// to be known is told by its answer, or its death.
+    Silent,
     /// Its sentry is gone, and this is why, by the counters of its group and its panic log.
     Dead(Cause),
     /// Its sentry is gone, but its command had ended before, and an earlier agent has written down how.
@@ -75,7 +78,7 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
             | State::Halting { .. }
             | State::Keeping { .. }
             | State::Stopping { .. },
-            Found::Alive { main_running: true },
+            Found::Alive { main_running: true } | Found::Silent,
         ) => Decision::Resume(record.clone()),
 
         // Not of what is brought back: its files may not all be there yet, and what its command had printed is not put aside.
@@ -347,6 +350,11 @@ mod tests {
                 Some(Reason::RuntimeCrashed),
                 false,
             ),
+            (1, &Found::Silent, "Bound", None, true),
+            (2, &Found::Silent, "MainRequested", None, false),
+            (3, &Found::Silent, "Running", None, false),
+            (4, &Found::Silent, "Stopping", None, false),
+            (5, &Found::Silent, "Ending", Some(Reason::Error), false),
             (2, &Found::MainEnded, "MainRequested", None, false),
             (3, &Found::MainEnded, "Running", None, false),
             (3, &running, "Running", None, false),

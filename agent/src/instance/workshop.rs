@@ -31,8 +31,6 @@ const CREATE_DEADLINE: Duration = Duration::from_mins(1);
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// Pause between tries to destroy.
 const RETRY: Duration = Duration::from_secs(1);
-/// Tries after the first to get an answer from a sentry found at start.
-const TRIES: u32 = 3;
 
 /// An instance that could not be made, started or adopted.
 #[derive(Debug, thiserror::Error)]
@@ -92,19 +90,10 @@ impl Instance {
         self.paths.name().as_str()
     }
 
-    /// Whether the sentry says that `main` runs. It is asked several times before it counts as silent: an agent starts when
-    /// much else does.
+    /// Whether the sentry says that `main` runs.
     pub async fn main_running(&self) -> Result<bool, UrpcError> {
-        let mut tries = 0;
-        loop {
-            let asked = async { Sentry::connect(&self.paths).await?.main_state().await };
-            match asked.await {
-                Ok(state) => return Ok(state == ContainerState::Running),
-                Err(error) if tries == TRIES => return Err(error),
-                Err(_) => tries += 1,
-            }
-            tokio::time::sleep(RETRY).await;
-        }
+        let state = Sentry::connect(&self.paths).await?.main_state().await?;
+        Ok(state == ContainerState::Running)
     }
 }
 

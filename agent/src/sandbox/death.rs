@@ -11,7 +11,6 @@ use crate::cgroup::{Counters, Death, Evidence, OomLimit, Verdict, verdict};
 use crate::image::ImageError;
 use crate::instance::Instance;
 use crate::node::Node;
-use crate::runsc::urpc::UrpcError;
 use crate::session::{Ended, NotStarted, Outcome};
 use crate::told::chain;
 
@@ -179,14 +178,6 @@ pub(super) fn of_main(ended: &Ended) -> Cause {
         }
         Outcome::Lost { message } => internal(message),
     }
-}
-
-/// A sentry that lives but answers nobody: nothing can be done in it, and nothing can be known of it.
-pub fn of_silence(error: &UrpcError) -> Cause {
-    internal(&format!(
-        "its sentry lives but does not answer: {}",
-        chain(error)
-    ))
 }
 
 /// Why a process of the sentry is gone without which it cannot go on, if the kernel killed one for memory: then all are killed.

@@ -124,7 +124,14 @@ async fn find(
         None => Ok((Found::Dead(death::of_sentry(node, id, record).await), None)),
         Some(instance) => match instance.main_running().await {
             Ok(main_running) => Ok((Found::Alive { main_running }, Some(instance))),
-            Err(error) => Ok((Found::Dead(death::of_silence(&error)), Some(instance))),
+            Err(error) => {
+                tracing::warn!(
+                    sandbox = record.name,
+                    error = &error as &dyn std::error::Error,
+                    "its sentry lives but does not answer"
+                );
+                Ok((Found::Silent, Some(instance)))
+            }
         },
     }
 }

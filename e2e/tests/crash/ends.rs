@@ -63,6 +63,50 @@ async fn a_killed_sentry_is_told_within_a_second() {
 }
 
 #[tokio::test]
+async fn a_sentry_that_is_silent_at_the_start_is_waited_for_and_holds_nobody_up() {
+    let images = Images::busybox().unwrap();
+    trial::run(images.options(), async |agent| {
+        want(agent, "silent", &stays())?;
+        stands(agent, "silent").await?;
+        let sentry = sentries(agent)?[0];
+        want(agent, "other", &stays())?;
+        stands(agent, "other").await?;
+        kill(sentry, Signal::SIGSTOP).context("stop a sentry")?;
+        agent.kill().await?;
+        let begun = Instant::now();
+        agent.restart().await?;
+        let took = begun.elapsed();
+        println!("serves {took:?} after its start");
+        ensure!(took < Duration::from_secs(15), "serves only after {took:?}");
+        stands(agent, "other").await?;
+        agent
+            .wait_for(
+                "silent",
+                "told to be out of reach",
+                LIMIT,
+                |seen| match seen {
+                    Some(seen) if seen.0.to_string().contains("SessionsUnavailable") => {
+                        Look::Reached(())
+                    }
+                    Some(seen) if seen.is_finished() => Look::Never(seen.message().to_owned()),
+                    _ => Look::NotYet,
+                },
+            )
+            .await?;
+        kill(sentry, Signal::SIGCONT).context("let a sentry go on")?;
+        until(LIMIT, "it can be reached again", async || {
+            let seen = agent.client().await?.get("silent").await?;
+            let text = seen.context("the sandbox")?.to_string();
+            Ok((!text.contains("SessionsUnavailable")).then_some(()))
+        })
+        .await?;
+        stands(agent, "silent").await
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
 async fn what_ends_while_no_agent_runs_ends_as_it_did() {
     let images = Images::busybox().unwrap();
     trial::run(images.options(), async |agent| {
