@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cloche_crds::sandbox::RuntimeStatus;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -36,6 +36,8 @@ pub struct Node {
     pub images: ImageStore,
     /// The files of stopped sandboxes.
     pub snapshots: Store,
+    /// Held by those that keep files.
+    pub keepers: Semaphore,
     /// Instances by record.
     pub workshop: Arc<Workshop>,
     /// Instances made ahead.

@@ -94,16 +94,16 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
             })
         }
         // The command was not asked for yet: no user code has run, so it may start anew within its start timeout.
-        (State::Claimed { instance }, _) => Decision::Restart {
-            discard: instance.clone(),
-            record: SandboxRecord {
-                state: State::Bound,
-                ..record.clone()
-            },
-        },
+        (State::Claimed { instance }, _) => restart(record, instance),
         // With the sentry go the files, whatever had become of the command; but what is brought back has them still, as they were kept.
-        (State::MainRequested { instance }, Found::Dead(_) | Found::Nothing)
-            if record.kept.is_some() =>
+        (
+            State::MainRequested { instance },
+            Found::Dead(_)
+            | Found::Nothing
+            | Found::Alive {
+                main_running: false,
+            },
+        ) if record.kept.is_some() =>
         {
             Decision::Restart {
                 discard: instance.clone(),
@@ -152,6 +152,17 @@ pub fn decide(record: &SandboxRecord, found: &Found, boot_id: &str, now: Now) ->
     }
 }
 
+/// With another instance.
+fn restart(record: &SandboxRecord, instance: &str) -> Decision {
+    Decision::Restart {
+        discard: instance.to_owned(),
+        record: SandboxRecord {
+            state: State::Bound,
+            ..record.clone()
+        },
+    }
+}
+
 /// A reboot took every instance along. What had not begun begins anew, with its whole start timeout.
 fn after_reboot(record: &SandboxRecord, boot_id: &str, now: Now) -> SandboxRecord {
     let rebased = SandboxRecord {
@@ -162,14 +173,15 @@ fn after_reboot(record: &SandboxRecord, boot_id: &str, now: Now) -> SandboxRecor
     let anew = SandboxRecord {
         state: State::Bound,
         bound: now,
+        // One that never ran has no files that would tell.
+        woken: rebased.woken.map(|_| now),
         ..rebased.clone()
     };
     match &record.state {
         State::Bound | State::Claimed { .. } => anew,
         State::MainRequested { .. } if record.kept.is_some() => anew,
-        State::Discarding { by, failed, .. } | State::Stopped { by, failed, .. } => SandboxRecord {
+        State::Discarding { failed, .. } | State::Stopped { failed, .. } => SandboxRecord {
             state: State::Stopped {
-                by: *by,
                 failed: failed.clone(),
                 again: None,
             },
@@ -240,6 +252,8 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
         values: None,
         lacks: None,
         kept: None,
+        stopped: None,
+        woken: None,
         ..record.clone()
     }
 }
@@ -247,9 +261,8 @@ fn ending(record: &SandboxRecord, cause: Cause, now: Now) -> SandboxRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::Digest;
-    use crate::sandbox::fixture::{now_at, record};
-    use crate::sandbox::{Halt, PausedBy};
+    use crate::sandbox::PausedBy;
+    use crate::sandbox::fixture::{now_at, record, saved};
 
     fn at(state: State) -> SandboxRecord {
         SandboxRecord { state, ..record() }
@@ -389,41 +402,35 @@ mod tests {
     fn kept(state: State) -> SandboxRecord {
         SandboxRecord {
             kept: Some(Kept {
-                files: Digest::of(b"files"),
+                files: saved(),
                 started: now_at(5),
                 since: now_at(10),
-                by: PausedBy::Spec,
             }),
+            stopped: Some(PausedBy::Spec),
             ..at(state)
         }
     }
 
     #[test]
     fn what_is_being_stopped_goes_on_while_its_sentry_lives_and_what_is_kept_is_not_lost() {
-        let halt = Halt {
-            by: PausedBy::Spec,
-            since: now_at(10),
-        };
         let halting = at(State::Halting {
             instance: instance(),
             started: now_at(5),
-            halt,
+            since: now_at(10),
             kill_at: now_at(20).boot,
             paused_since: None,
         });
         let keeping = at(State::Keeping {
             instance: instance(),
             started: now_at(5),
-            halt,
+            since: now_at(10),
             was_told: true,
         });
         let discarding = kept(State::Discarding {
             instance: Some(instance()),
-            by: PausedBy::Spec,
             failed: None,
         });
         let stopped = kept(State::Stopped {
-            by: PausedBy::Spec,
             failed: None,
             again: Some(now_at(99).boot),
         });
@@ -434,6 +441,9 @@ mod tests {
             instance: instance(),
         });
         let running = Found::Alive { main_running: true };
+        let halted = Found::Alive {
+            main_running: false,
+        };
         let dead = Found::Dead(crashed());
         let crashed = Some(Reason::RuntimeCrashed);
         let lost = Some(Reason::NodeLost);
@@ -448,6 +458,7 @@ mod tests {
             (&stopped, &Found::Nothing, "Stopped", None, false),
             (&claimed, &running, "Bound", None, true),
             (&requested, &running, "MainRequested", None, false),
+            (&requested, &halted, "Bound", None, true),
             (&requested, &dead, "Bound", None, true),
         ];
         for (record, found, name, reason, discarded) in rows {
@@ -477,7 +488,6 @@ mod tests {
     #[test]
     fn over_a_reboot_a_stopped_sandbox_ages_by_the_wall_clock() {
         let stopped = kept(State::Stopped {
-            by: PausedBy::Spec,
             failed: None,
             again: None,
         });

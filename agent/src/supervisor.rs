@@ -38,6 +38,10 @@ struct Driven {
     room: watch::Sender<bool>,
 }
 
+fn is_stopping(state: &State) -> bool {
+    matches!(state, State::Discarding { .. } | State::Stopped { .. })
+}
+
 /// What a sandbox has of the node's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
@@ -206,7 +210,7 @@ impl Supervisor {
             Origin::Object { .. } => 0,
         };
         let Some(driven) = self.driven.get_mut(key) else {
-            let room = self.room(Need::of(&wanted.effective.resources), |_| true);
+            let room = self.room(Need::of(&wanted.effective.resources), false, |_| true);
             let has_room = watch::Sender::new(room == Room::Now);
             let record = self.bind(key, &wanted, room);
             let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.clone());
@@ -294,6 +298,9 @@ impl Supervisor {
             lacks: None,
             image: None,
             kept: None,
+            stopped: None,
+            woken: None,
+            failures: 0,
             used: None,
             aged: Duration::ZERO,
             state,
@@ -330,7 +337,7 @@ impl Supervisor {
             } else {
                 Need::of(&asked)
             };
-            let room = self.room(asked, |(other, _)| {
+            let room = self.room(asked, is_kept, |(other, _)| {
                 self.driven
                     .get(other)
                     .is_some_and(|driven| (self.bound(other, driven), other) < (bound, &key))
@@ -339,7 +346,16 @@ impl Supervisor {
                 continue;
             };
             match room {
-                Room::Now => drop(driven.room.send_replace(true)),
+                Room::Now => {
+                    driven.room.send_replace(true);
+                    // It may have been told meanwhile not to run: what it gave back it must not find again.
+                    let posted = self.node.board.get(&key).map(|posting| posting.record);
+                    if posted.is_some_and(|record| is_stopping(&record.state))
+                        && let Some(driven) = self.driven.get(&key)
+                    {
+                        driven.room.send_replace(false);
+                    }
+                }
                 // One that is to be brought back waits for as long as it lives.
                 Room::Never(_) if is_kept => waits = true,
                 Room::Later => waits = true,
@@ -352,8 +368,14 @@ impl Supervisor {
         waits
     }
 
-    /// Whether there is room for what is `asked`, behind those that wait and are `ahead`.
-    fn room(&self, asked: Need, ahead: impl Fn((&SandboxKey, &SandboxRecord)) -> bool) -> Room {
+    /// Whether there is room for what is `asked`, behind those that wait and are `ahead`. Those that are to be brought back may wait for
+    /// long: one that is not (`is_kept`) waits for none of them.
+    fn room(
+        &self,
+        asked: Need,
+        is_kept: bool,
+        ahead: impl Fn((&SandboxKey, &SandboxRecord)) -> bool,
+    ) -> Room {
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
         for (key, driven) in &self.driven {
             let need = Need::of(&driven.taken.spec.resources);
@@ -364,10 +386,14 @@ impl Supervisor {
             };
             match self.share(key, driven) {
                 Share::Held => staying.push(need),
+                Share::Awaited
+                    if self.is_kept(key) && !(is_kept && ahead((key, &driven.taken))) =>
+                {
+                    staying.push(disk);
+                }
                 Share::Awaited if ahead((key, &driven.taken)) => staying.push(need),
                 Share::Leaving => leaving.push(need),
                 Share::Stopped => staying.push(disk),
-                Share::Awaited if self.is_kept(key) => staying.push(disk),
                 Share::Awaited | Share::Returned => {}
             }
         }
@@ -394,8 +420,9 @@ impl Supervisor {
         match &record.state {
             State::Ended { .. } => Share::Returned,
             State::Stopping { .. } | State::Ending { .. } => Share::Leaving,
-            // It was given back before that was told.
+            // It was given back before that was told, or is about to be, and nothing waits for any.
             State::Stopped { .. } => Share::Stopped,
+            State::Discarding { .. } if !*driven.room.borrow() => Share::Stopped,
             State::Bound
             | State::Claimed { .. }
             | State::MainRequested { .. }

@@ -144,7 +144,7 @@ impl Raw {
         let process = block_in_place(|| -> Result<_> {
             Ok(spawn(&Spawn {
                 program: &self.profile.runsc(),
-                arguments: &argv::create(&instance.paths, false),
+                arguments: &argv::create(&instance.paths, None),
                 join: &self.groups.join_files(instance.id())?,
                 stderr: log.file(),
                 oom_score_adj: OOM_SCORE_ADJ,

@@ -215,6 +215,12 @@ pub(crate) fn chain(problem: &dyn std::error::Error) -> String {
     line
 }
 
+/// Says something on standard error that is no error.
+pub(crate) fn note(text: &str) {
+    use std::io::Write as _;
+    drop(writeln!(io::stderr(), "{text}"));
+}
+
 /// Prints one line on standard error.
 pub(crate) fn print(problem: &dyn std::fmt::Display) {
     use std::io::Write as _;

@@ -62,7 +62,7 @@ pub(crate) fn place(
         return conflict(format!("sandbox {name:?} is not bound to a node yet{why}"));
     };
     match status.phase {
-        Phase::Pending | Phase::Starting => {
+        Phase::Pending | Phase::Starting if status.started_at.is_none() => {
             let phase = status.phase;
             let why = ["ImageReady", "Ready"]
                 .into_iter()
@@ -73,8 +73,10 @@ pub(crate) fn place(
                 "sandbox {name:?} is {phase}, wait for its condition Ready{why}"
             ))
         }
-        // Use of one that is paused or stopped since it was idle has it run again.
-        Phase::Running
+        // Use of one that is paused or stopped since it was idle has it run again; its agent has whoever comes meanwhile wait.
+        Phase::Pending
+        | Phase::Starting
+        | Phase::Running
         | Phase::Paused
         | Phase::Stopped
         | Phase::Terminating

@@ -87,8 +87,14 @@ pub fn counts(node: &Node) -> bool {
             .is_some_and(|machine| !machine.out_of_service)
 }
 
-/// Why a sandbox that is bound to this UID of a node is lost, if it is.
-pub fn loss_of(node: Option<&Node>, uid: Option<&str>, brake: bool) -> Option<Loss> {
+/// Why a sandbox that is bound to this UID of a node is lost, if it is. What is stopped is on the node's disk: it outlasts a node that is not
+/// Ready for a while.
+pub fn loss_of(
+    node: Option<&Node>,
+    uid: Option<&str>,
+    is_stopped: bool,
+    brake: bool,
+) -> Option<Loss> {
     if brake {
         return None;
     }
@@ -98,7 +104,8 @@ pub fn loss_of(node: Option<&Node>, uid: Option<&str>, brake: bool) -> Option<Lo
     if node.machine.is_some() && !node.is_still(uid) {
         return Some(Loss::Replaced);
     }
-    node.judged.lost
+    let lost = node.judged.lost;
+    lost.filter(|loss| !(is_stopped && *loss == Loss::NotReady))
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) async fn pass(
     new: Option<&CommandId>,
 ) -> Result<(), Status> {
     let record = &posting.record;
-    let patience = match record.stopped_by() {
+    let patience = match record.stopped {
         Some(_) => PATIENCE.max(record.spec.start_timeout),
         None => PATIENCE,
     };
@@ -59,7 +59,7 @@ async fn wait(
         };
         let state = &posting.record.state;
         let pause = state.pause().map(|pause| pause.by);
-        let Some(by) = pause.or_else(|| posting.record.stopped_by()) else {
+        let Some(by) = pause.or(posting.record.stopped) else {
             return Ok(());
         };
         if by == PausedBy::Spec {

@@ -50,6 +50,8 @@ pub(super) fn due(ours: Phase, theirs: &str, pace: Pace) -> Duration {
         | Phase::Succeeded
         | Phase::Failed
         | Phase::Ended => Duration::ZERO,
+        // It takes room again, which whoever binds others has to know.
+        Phase::Starting if theirs == Phase::Stopped.as_str() => Duration::ZERO,
         Phase::Pending | Phase::Starting | Phase::Unknown => {
             pace.in_phase_since.saturating_add(SLOW).max(spaced)
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::InstancePaths;
+use super::{InstancePaths, SavedFiles};
 
 /// The flags that decide how a sandbox behaves; part of the runtime profile's identity, since a restore needs the same.
 pub const FLAGS: [&str; 6] = [
@@ -20,11 +20,11 @@ pub const FLAGS: [&str; 6] = [
     "--allow-suid",
 ];
 
-/// All arguments, the program's name not included; `restores`: the containers get their writable layers from [`InstancePaths::saved`].
+/// All arguments, the program's name not included; the writable layer of `main` begins as `saved`, or empty.
 ///
 /// No `--ignore-cgroups`: runsc would then not know the instance's limits and show the guest the node's memory and CPUs. No log
 /// flag: runsc then discards its log, and the reason of a failure goes to stderr.
-pub fn create(paths: &InstancePaths, restores: bool) -> Vec<OsString> {
+pub fn create(paths: &InstancePaths, saved: Option<&SavedFiles>) -> Vec<OsString> {
     let flag = |name: &str, value: &std::path::Path, end: &str| {
         let mut flag = OsString::from(name);
         flag.push(value);
@@ -36,8 +36,8 @@ pub fn create(paths: &InstancePaths, restores: bool) -> Vec<OsString> {
     // The slash at the end makes it a directory (`OpenDebugLogFile`, runsc/specutils/specutils.go).
     arguments.push(flag("--panic-log=", &paths.panic(), "/"));
     arguments.push("create".into());
-    if restores {
-        arguments.push(flag("--fs-restore-image-path=", &paths.saved(), ""));
+    if let Some(SavedFiles(folder)) = saved {
+        arguments.push(flag("--fs-restore-image-path=", folder, ""));
     }
     arguments.push(flag("--bundle=", &paths.bundle(), ""));
     arguments.push(paths.name().as_str().into());
@@ -55,8 +55,9 @@ mod tests {
     fn create_golden() {
         let name = InstanceName::try_from("i-7f3a".to_owned()).expect("valid");
         let paths = InstancePaths::new(Path::new("/run/cloche/i"), name).expect("short");
-        for restores in [false, true] {
-            let arguments: Vec<String> = create(&paths, restores)
+        let saved = SavedFiles("/var/lib/cloche/snapshots/s-1".into());
+        for saved in [None, Some(&saved)] {
+            let arguments: Vec<String> = create(&paths, saved)
                 .into_iter()
                 .map(|argument| argument.into_string().expect("text"))
                 .collect();

@@ -205,15 +205,6 @@ fn start(plan: &CreatePlan, cgroups: &dyn Cgroups) -> Result<(Process, BoundedLo
                 source,
             })?;
     }
-    if let Some(saved) = &plan.saved {
-        saved
-            .lay_out(&paths.saved())
-            .map_err(|source| CreateError::File {
-                operation: "make",
-                path: paths.saved(),
-                source,
-            })?;
-    }
     let config = paths.bundle().join("config.json");
     let spec = spec::root(
         paths.name(),
@@ -244,7 +235,7 @@ fn start(plan: &CreatePlan, cgroups: &dyn Cgroups) -> Result<(Process, BoundedLo
         })?;
     let process = spawn(&Spawn {
         program: &plan.profile.runsc(),
-        arguments: &argv::create(paths, plan.saved.is_some()),
+        arguments: &argv::create(paths, plan.saved.as_ref()),
         join: &join,
         stderr: log.file().as_fd(),
         oom_score_adj: OOM_SCORE_ADJ,

@@ -121,11 +121,6 @@ impl InstancePaths {
         self.home.join("panic")
     }
 
-    /// Where the files are that its writable layers are made of.
-    pub fn saved(&self) -> PathBuf {
-        self.home.join("saved")
-    }
-
     /// The sentry's control socket.
     pub fn socket(&self) -> PathBuf {
         self.root().join(format!("runsc-{}.sock", self.name))

@@ -1,9 +1,9 @@
 //! The files that the sentry makes of the writable layer of `main`, and makes one of again.
 //!
-//! A checkpoint of file systems (`FSSave`): names, owners, modes, times to the nearest second, links, and the pages of what was written, holes left
-//! out. Unlike a tar of the layer, which holds whole files in the sentry's memory (ADR 0014), it takes memory for names alone.
+//! A checkpoint of file systems (`FSSave`): names, owners, modes, times to the nearest second, links, and the pages of what was written, holes
+//! left out. Unlike a tar of the layer, which holds whole files in the sentry's memory (ADR 0014), it takes memory for names alone.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Under which names runsc looks for them, in the order of the call that makes them.
 pub const NAMES: [&str; 4] = [
@@ -13,17 +13,6 @@ pub const NAMES: [&str; 4] = [
     "pages.img",
 ];
 
-/// Where each of them is, in the order of [`NAMES`].
+/// The folder in which they are, under [`NAMES`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SavedFiles(pub [PathBuf; 4]);
-
-impl SavedFiles {
-    /// Puts them into the new folder `directory` under their names, by links. Blocking.
-    pub(super) fn lay_out(&self, directory: &Path) -> std::io::Result<()> {
-        std::fs::create_dir(directory)?;
-        for (name, path) in NAMES.iter().zip(&self.0) {
-            std::os::unix::fs::symlink(path, directory.join(name))?;
-        }
-        Ok(())
-    }
-}
+pub struct SavedFiles(pub PathBuf);

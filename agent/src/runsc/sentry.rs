@@ -305,14 +305,14 @@ impl Sentry {
 
     /// Saves the writable layer of `main` into the empty `files`, in the order of [`NAMES`](super::saved::NAMES). Nothing of `main` runs
     /// meanwhile, and what is paused stays so. After a failure their content means nothing.
-    pub async fn save_files(&mut self, files: [BorrowedFd<'_>; 4]) -> Result<(), UrpcError> {
+    pub async fn save_files(&mut self, files: &[BorrowedFd<'_>]) -> Result<(), UrpcError> {
         let root = json!({ "container_name": spec::MAIN, "path": "/" });
         let arg = json!({
             "paths": [root],
             "exit_after_saving": false,
             "use_checkpoint_gofer": false,
         });
-        self.tell("containerManager.FSSave", arg, &files, FILES)
+        self.tell("containerManager.FSSave", arg, files, FILES)
             .await
     }
 

@@ -8,12 +8,22 @@ use jiff::Timestamp;
 
 use super::{SandboxRecord, State};
 use crate::clock::Now;
+use crate::image::Digest;
+use crate::snapshot::Saved;
 
 /// Both clocks at `second` of the test.
 pub(crate) fn now_at(second: i64) -> Now {
     Now {
         boot: Duration::from_secs(second.try_into().unwrap()),
         wall: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+    }
+}
+
+/// Files in the store.
+pub(crate) fn saved() -> Saved {
+    Saved {
+        id: "s-1".to_owned(),
+        manifest: Digest::of(b"files"),
     }
 }
 
@@ -65,6 +75,9 @@ pub(crate) fn record() -> SandboxRecord {
         lacks: None,
         image: None,
         kept: None,
+        stopped: None,
+        woken: None,
+        failures: 0,
         used: None,
         aged: Duration::ZERO,
         state: State::Bound,

@@ -16,10 +16,11 @@ use super::holding::Shared;
 use super::record::{Cause, ImageUse, SandboxRecord, State, Usage};
 use super::step::{Action, Event};
 use super::{death, keep, pace, start};
-use crate::image::{Access, Digest, Image, Progress};
+use crate::image::{Access, Image, Progress};
 use crate::instance::{Instance, limits};
 use crate::node::Node;
 use crate::runsc::SavedFiles;
+use crate::snapshot::Saved;
 use crate::source::SandboxKey;
 use crate::usage::{self, Peaks};
 
@@ -57,7 +58,8 @@ impl NodeHands {
         {
             let mut holding = self.shared.holding();
             holding.instance = instance;
-            holding.has_files = record.kept.is_some();
+            let kept = record.kept.iter().map(|kept| kept.files.clone());
+            holding.saved = kept.collect();
         }
         if !record.state.may_be_paused() {
             self.shared.pace.runs().await;
@@ -145,7 +147,12 @@ impl Hands for NodeHands {
                     .state
                     .termination()
                     .map_or(STOPPED, |end| end.cause.reason.as_str());
-                start::end_sessions(&shared, &record, reason).await;
+                let _alone = shared.opening.lock().await;
+                let now = shared.holding().record.clone();
+                // It may be on its way back by now.
+                if now.is_some_and(|now| now.state == record.state) {
+                    start::end_sessions(&shared, &record, reason).await;
+                }
             })),
             Action::TearDown => {
                 let forward = self.forward.take();
@@ -200,9 +207,6 @@ impl Hands for NodeHands {
             self.shared.node.images.unpin(&digest, &record.uid);
         }
         self.shared.node.collect_images();
-        if std::mem::take(&mut self.shared.holding().has_files) {
-            self.shared.forget_files(&record.uid);
-        }
         self.shared.publish(record);
     }
 }
@@ -279,7 +283,7 @@ impl Shared {
         let shape = limits::shape(&record.spec.resources);
         let outcome = match &record.kept {
             None => self.node.pool.claim(&shape).await,
-            Some(kept) => match self.saved(&record, kept.files).await {
+            Some(kept) => match self.saved(&record, kept.files.clone()).await {
                 Ok(saved) => self.node.pool.bring_back(&shape, saved).await,
                 Err(cause) => return drop(events.send(Event::Claimed(Err(cause))).await),
             },
@@ -299,7 +303,7 @@ impl Shared {
     }
 
     /// The files that were kept, whole.
-    async fn saved(&self, record: &SandboxRecord, files: Digest) -> Result<SavedFiles, Cause> {
+    async fn saved(&self, record: &SandboxRecord, files: Saved) -> Result<SavedFiles, Cause> {
         let (node, folder) = (
             Arc::clone(&self.node),
             self.node.sandboxes.folder(&record.uid),
@@ -309,8 +313,23 @@ impl Shared {
             usage::forget(&folder);
             node.snapshots.verify(&files)
         });
+        let image = record.image.as_ref().map(|image| image.digest);
         match read.await {
-            Ok(Ok((_, saved))) => Ok(saved),
+            Ok(Ok((manifest, _))) if Some(manifest.image) != image => {
+                Err(death::internal("its files are those of another image"))
+            }
+            Ok(Ok((manifest, saved))) => {
+                let ours = &self.node.runtime.profile;
+                if manifest.profile != *ours {
+                    tracing::info!(
+                        sandbox = record.name,
+                        kept_by = manifest.profile,
+                        profile = ours,
+                        "its files were kept by another runtime"
+                    );
+                }
+                Ok(saved)
+            }
             Ok(Err(error)) => Err(death::of_files(&error)),
             Err(error) => Err(death::of_start(&error, false)),
         }
@@ -389,15 +408,16 @@ impl Shared {
         else {
             return;
         };
-        let (mut usage, mut output_lost) = (Usage::default(), false);
+        let (mut usage, mut output_lost) = (None, false);
         if let Some(id) = instance {
             start::settle_main(&self).await;
             let reason = termination.cause.reason;
-            usage = self.take_down(id, &record, reason.as_str()).await;
+            let mut used = self.take_down(id, &record, reason.as_str()).await;
             if reason == Reason::OOMKilled {
                 let limit = limits::of_sandbox(&record.spec.resources).memory;
-                usage.peak_memory = usage.peak_memory.max(Some(limit));
+                used.peak_memory = used.peak_memory.max(Some(limit));
             }
+            usage = Some(used);
             output_lost = start::is_output_lost(&self).await;
         }
         let torn_down = Event::TornDown { usage, output_lost };

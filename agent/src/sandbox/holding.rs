@@ -1,5 +1,6 @@
 //! What a sandbox holds while its agent lives, and how it is shown to the world. Shared by the hands and their tasks.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -16,6 +17,7 @@ use crate::image::Image;
 use crate::instance::Instance;
 use crate::node::Node;
 use crate::session::Sessions;
+use crate::snapshot::Saved;
 use crate::source::SandboxKey;
 
 /// What a sandbox holds while its agent lives.
@@ -25,8 +27,8 @@ pub(super) struct Holding {
     pub(super) sessions: Option<Sessions>,
     /// Ends the task of those sessions.
     pub(super) sessions_cancel: Option<CancellationToken>,
-    /// The store may keep files for it.
-    pub(super) has_files: bool,
+    /// What the store keeps for it.
+    pub(super) saved: BTreeSet<Saved>,
     /// The image, from its pull on.
     pub(super) image: Option<Image>,
     /// What is told beside the record.
@@ -54,6 +56,8 @@ pub(super) struct Shared {
     pub(super) pace: Arc<Pace>,
     /// Held by a claim that is under way.
     pub(super) claiming: Arc<tokio::sync::Mutex<()>>,
+    /// Held by who opens or closes its sessions.
+    pub(super) opening: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Shared {
@@ -77,6 +81,7 @@ impl Shared {
             activity: Arc::default(),
             pace: Arc::default(),
             claiming: Arc::default(),
+            opening: Arc::default(),
         }
     }
 
@@ -107,26 +112,33 @@ impl Shared {
     pub(super) fn publish(&self, record: &SandboxRecord) {
         let mut holding = self.holding();
         self.post(&mut holding, record);
-        // While they are being kept the record does not name them yet.
-        let needs_files = record.kept.is_some() || matches!(record.state, State::Keeping { .. });
-        if !needs_files && std::mem::take(&mut holding.has_files) {
-            self.forget_files(&record.uid);
+        // What is being kept is not in the record yet.
+        if !matches!(record.state, State::Keeping { .. }) {
+            let needed = record.kept.as_ref().map(|kept| &kept.files);
+            let all = std::mem::take(&mut holding.saved);
+            let (needed, gone) = all.into_iter().partition(|one| Some(one) == needed);
+            holding.saved = needed;
+            self.forget_files(gone);
         }
         if idle::counts(record) && !std::mem::replace(&mut holding.is_watched, true) {
             self.node.tasks.spawn(idle::watch(self.clone()));
         }
     }
 
-    /// The store keeps nothing for it any more. In a task: it blocks on the disk.
-    pub(super) fn forget_files(&self, uid: &str) {
-        let (node, uid) = (Arc::clone(&self.node), uid.to_owned());
+    /// Has the store keep these no more. In a task: it blocks on the disk.
+    pub(super) fn forget_files(&self, gone: BTreeSet<Saved>) {
+        if gone.is_empty() {
+            return;
+        }
+        let node = Arc::clone(&self.node);
         self.node.tasks.spawn_blocking(move || {
-            node.snapshots.unpin(&uid, None);
-            if let Err(error) = node.snapshots.collect() {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot remove the files of a sandbox"
-                );
+            for saved in gone {
+                if let Err(error) = node.snapshots.remove(&saved) {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot remove the files of a sandbox before the next start"
+                    );
+                }
             }
         });
     }

@@ -9,14 +9,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::holding::Shared;
-use super::record::{SandboxRecord, State};
+use super::record::{PausedBy, SandboxRecord, State};
 use super::step::Event;
 use super::{pace, start};
 use crate::fault;
-use crate::image::Digest;
 use crate::runsc::Sentry;
 use crate::runsc::urpc::UrpcError;
-use crate::snapshot::{Error, Info};
+use crate::snapshot::{Error, Info, Saved};
 use crate::told::chain;
 
 /// Pause between tries.
@@ -46,24 +45,35 @@ pub(super) async fn keep(
     record: SandboxRecord,
     events: mpsc::Sender<Event>,
 ) {
-    let State::Keeping { halt, was_told, .. } = &record.state else {
+    let State::Keeping {
+        since, was_told, ..
+    } = record.state
+    else {
         return;
     };
-    if *was_told {
+    if was_told {
         // Its command has ended, or was given time to.
         start::settle_main(&shared).await;
     }
     loop {
+        // Few at once: each is to have the room on the disk that it looks for, and none is faster beside many.
+        let Ok(turn) = shared.node.keepers.acquire().await else {
+            return;
+        };
         let Some(held) = pace::stand_still(&shared, number, &record).await else {
             return;
         };
         fault::point("keep.still");
+        if record.stopped == Some(PausedBy::Idleness) && !was_told && shared.activity.is_used() {
+            // Somebody came between the look and this.
+            drop(events.send(Event::Wake).await);
+            return;
+        }
         let kept = save(&shared, &record).await;
-        drop(held);
+        drop((held, turn));
         let error = match kept {
             Ok(files) => {
                 shared.holding().beside.cannot_keep = None;
-                let since = halt.since;
                 drop(events.send(Event::Kept { since, files }).await);
                 return;
             }
@@ -87,7 +97,7 @@ pub(super) async fn keep(
     }
 }
 
-async fn save(shared: &Shared, record: &SandboxRecord) -> Result<Digest, KeepError> {
+async fn save(shared: &Shared, record: &SandboxRecord) -> Result<Saved, KeepError> {
     let instance = shared
         .instance()
         .ok_or(KeepError::Unknown("its instance is not held"))?;
@@ -101,19 +111,17 @@ async fn save(shared: &Shared, record: &SandboxRecord) -> Result<Digest, KeepErr
         node.snapshots.stage(bytes)
     });
     let staging = staging.await??;
-    let [layers, tree, metadata, pages] = staging.files();
-    let files = [layers, tree, metadata, pages].map(AsFd::as_fd);
+    let files: Vec<_> = staging.files().iter().map(AsFd::as_fd).collect();
     let mut sentry = Sentry::connect(&instance.paths).await?;
-    sentry.save_files(files).await?;
+    sentry.save_files(&files).await?;
     fault::point("keep.saved");
     let info = Info {
         image: image.digest,
         profile: shared.node.runtime.profile.clone(),
     };
-    let (node, holder) = (shared.node.clone(), record.uid.clone());
-    let committed =
-        tokio::task::spawn_blocking(move || node.snapshots.commit(&staging, &info, &holder));
-    let files = committed.await??;
-    shared.holding().has_files = true;
-    Ok(files)
+    let node = shared.node.clone();
+    let committed = tokio::task::spawn_blocking(move || node.snapshots.commit(&staging, &info));
+    let saved = committed.await??;
+    shared.holding().saved.insert(saved.clone());
+    Ok(saved)
 }

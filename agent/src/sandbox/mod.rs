@@ -30,7 +30,7 @@ pub mod view;
 
 pub use idle::{Activity, Use};
 pub use record::{
-    Cause, Halt, ImageUse, Kept, Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State,
+    Cause, ImageUse, Kept, Lack, Lacking, Pause, PausedBy, SandboxRecord, Stage, State,
     Termination, Usage,
 };
 pub use step::{Action, Event, deadline, step};

@@ -10,6 +10,7 @@ use super::values::Values;
 use crate::clock::Now;
 use crate::image::{Digest, ImageConfig};
 use crate::ledger::{Outlasts, Record};
+use crate::snapshot::Saved;
 
 /// A sandbox's record in the ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +49,15 @@ pub struct SandboxRecord {
     /// What it is brought back from: from the moment at which its files are kept, to that at which it runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
+    /// Why it does not run, or did not before it was brought back: from when its stop is begun until it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<PausedBy>,
+    /// When it was begun to be brought back, while it is. Its start timeout counts from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub woken: Option<Now>,
+    /// How often in a row it could not be brought back.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub failures: u32,
     /// What it used before it was stopped last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Usage>,
@@ -70,6 +80,12 @@ impl Record for SandboxRecord {
         match self.state {
             State::Bound | State::Claimed { .. } if !self.deleted && self.kept.is_none() => {
                 Outlasts::Agent
+            }
+            // The one before would bring back files that are gone by then.
+            State::Running { .. } | State::Halting { .. } | State::Keeping { .. }
+                if self.used.is_some() =>
+            {
+                Outlasts::PowerCut
             }
             State::Running { .. } | State::Halting { .. } | State::Keeping { .. } => {
                 Outlasts::AgentOrTheOneBefore
@@ -100,34 +116,27 @@ impl SandboxRecord {
         Some(self.started()?.boot.saturating_add(left))
     }
 
-    /// Why nothing of it runs, or soon will not, where that is on purpose: stopped, or on its way there or back.
-    pub fn stopped_by(&self) -> Option<PausedBy> {
-        match &self.state {
-            State::Halting { halt, .. } | State::Keeping { halt, .. } => Some(halt.by),
-            State::Discarding { by, .. } | State::Stopped { by, .. } => Some(*by),
-            State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
-                self.kept.as_ref().map(|kept| kept.by)
-            }
-            State::Running { .. }
-            | State::Stopping { .. }
-            | State::Ending { .. }
-            | State::Ended { .. } => None,
-        }
+    /// Since when it is being started.
+    pub fn begun(&self) -> Now {
+        self.woken.unwrap_or(self.bound)
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 /// What a stopped sandbox is brought back from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Kept {
-    /// Its files: the digest of a manifest of the node's store.
-    pub files: Digest,
+    /// Its files, in the node's store.
+    pub files: Saved,
     /// When it first ran.
     pub started: Now,
     /// When its stop was begun.
     pub since: Now,
-    /// Why.
-    pub by: PausedBy,
 }
 
 /// Something that a sandbox cannot start without, and that cannot be had for now.
@@ -205,8 +214,8 @@ pub enum State {
         instance: String,
         /// When it first ran.
         started: Now,
-        /// What is done.
-        halt: Halt,
+        /// When that was begun.
+        since: Now,
         /// Boot time from which on its command is not waited for any more.
         kill_at: Duration,
         /// Since when it stood still, or may have: it must go on to be told.
@@ -219,8 +228,8 @@ pub enum State {
         instance: String,
         /// When it first ran.
         started: Now,
-        /// What is done.
-        halt: Halt,
+        /// When its stop was begun: files that are kept for another mean nothing.
+        since: Now,
         /// Its command was told to end: there is no way back without a new start of it.
         was_told: bool,
     },
@@ -228,16 +237,12 @@ pub enum State {
     Discarding {
         /// Id of the instance, if it has one.
         instance: Option<String>,
-        /// Why it is stopped.
-        by: PausedBy,
         /// Why it could not be brought back, where that was tried.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<String>,
     },
     /// Nothing of it runs, and it holds nothing but its files.
     Stopped {
-        /// Why.
-        by: PausedBy,
         /// Why it could not be brought back, where that was tried.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<String>,
@@ -288,16 +293,6 @@ pub struct Pause {
     pub turn: u32,
 }
 
-/// A stop of a sandbox that runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Halt {
-    /// Why.
-    pub by: PausedBy,
-    /// When it was begun: what is told of another means nothing.
-    pub since: Now,
-}
-
 /// Why a sandbox is paused or stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -344,7 +339,7 @@ impl State {
             Self::Halting { paused_since, .. } | Self::Stopping { paused_since, .. } => {
                 *paused_since
             }
-            Self::Keeping { halt, .. } => Some(halt.since),
+            Self::Keeping { since, .. } => Some(*since),
             Self::Running { .. }
             | Self::Bound
             | Self::Claimed { .. }

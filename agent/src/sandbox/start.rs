@@ -129,6 +129,7 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
         to_guest,
     };
     let bridge = Arc::new(SentryBridge { instance });
+    let opening = shared.opening.lock().await;
     close(shared).await;
     if record.kept.is_some() {
         let folder = sessions_folder(shared, record);
@@ -141,6 +142,7 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
     let sessions = open(shared, record, Some(pipes), bridge)
         .await
         .map_err(|error| death::of_start(&error, false))?;
+    drop(opening);
     set_up(shared, record, &sessions, &said).await?;
     fault::point("claim.channel");
     Ok(())
@@ -284,6 +286,8 @@ async fn open(
 /// Opens the sessions that a sandbox had under an earlier agent. That they cannot be is told by whoever needs them next.
 pub(super) async fn find_sessions(shared: &Shared, record: &SandboxRecord) {
     let bridge: Arc<dyn Bridge> = match (&record.state, shared.instance()) {
+        // What it printed before it was stopped can be read while it waits.
+        (State::Bound, _) if record.kept.is_some() => Arc::new(NoBridge),
         (State::Bound | State::Claimed { .. }, _) => return,
         (_, Some(instance)) => Arc::new(SentryBridge { instance }),
         (_, None) => Arc::new(NoBridge),

@@ -10,15 +10,15 @@ use cloche_crds::{
 };
 
 use super::record::{
-    Cause, Halt, ImageUse, Kept, Lack, Pause, PausedBy, SandboxRecord, Stage, State, Termination,
-    Usage,
+    Cause, ImageUse, Kept, Lack, Pause, PausedBy, SandboxRecord, Stage, State, Termination, Usage,
 };
 use super::values::Values;
 use crate::clock::Now;
-use crate::image::Digest;
+use crate::snapshot::Saved;
 
-/// How long after a sandbox could not be brought back that is tried again.
+/// How long after a sandbox could not be brought back that is tried again; doubled each time, up to so often.
 const WAKE_AGAIN: Duration = Duration::from_secs(15);
+const DOUBLINGS: u32 = 5;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,8 +95,8 @@ pub enum Event {
     Kept {
         /// When the stop was begun that they are kept for.
         since: Now,
-        /// The digest of their manifest.
-        files: Digest,
+        /// Where.
+        files: Saved,
     },
     /// Nothing is left of the instance, if there was one.
     Discarded {
@@ -109,8 +109,8 @@ pub enum Event {
     End(Cause),
     /// Nothing of the instance is left.
     TornDown {
-        /// What the sandbox used.
-        usage: Usage,
+        /// What the instance used, if there was one.
+        usage: Option<Usage>,
         /// The end of what its command printed is lost.
         output_lost: bool,
     },
@@ -202,14 +202,18 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
         Event::Claimed(outcome) => on_claimed(&mut next, outcome, now),
         Event::Prepared(outcome) => on_prepared(&mut next, outcome, now),
         Event::MainStarted { at } => {
-            on_main_started(&mut next, at);
-            follow_spec(&mut next, now)
+            // Told again after a restart of the agent: its spec was followed then.
+            if on_main_started(&mut next, at) {
+                follow_spec(&mut next, now)
+            } else {
+                Vec::new()
+            }
         }
         Event::MainEnded { cause, began, at } => on_main_ended(&mut next, cause, began, at),
         Event::Unreachable => Vec::new(),
         Event::InitKilled(cause) => {
             // Only a command can do that: it has been running.
-            on_main_started(&mut next, now);
+            _ = on_main_started(&mut next, now);
             end(&mut next, cause, now)
         }
         Event::Died { instance, cause } => {
@@ -252,7 +256,12 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
 /// Boot time of the next deadline, if the state has one.
 pub fn deadline(record: &SandboxRecord) -> Option<Duration> {
     let first = |one: Option<Duration>| one.into_iter().chain(record.expires()).min();
-    let start = || record.bound.boot.saturating_add(record.spec.start_timeout);
+    let start = || {
+        record
+            .begun()
+            .boot
+            .saturating_add(record.spec.start_timeout)
+    };
     match &record.state {
         // One that is to run again waits for room as long as it lives: it holds nothing.
         State::Bound if record.kept.is_some() => record.expires(),
@@ -267,15 +276,11 @@ pub fn deadline(record: &SandboxRecord) -> Option<Duration> {
 
 fn begin(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     if record.state == State::Bound && record.spec.desired == DesiredState::Stopped {
-        let by = PausedBy::Spec;
-        return discard(record, by, None);
+        record.stopped = Some(PausedBy::Spec);
+        return discard(record, None);
     }
-    if let State::Stopped {
-        by: PausedBy::Spec,
-        again: None,
-        ..
-    } = record.state
-        && record.spec.desired != DesiredState::Stopped
+    if let State::Stopped { again: None, .. } = record.state
+        && is_wanted(record)
     {
         return wake(record, now);
     }
@@ -334,7 +339,7 @@ fn on_claimed(record: &mut SandboxRecord, outcome: Result<String, Cause>, now: N
         (State::Bound, Ok(instance)) => {
             if record.kept.is_some() {
                 // It waited for room for as long as it took: its start begins here.
-                record.bound = now;
+                record.woken = Some(now);
             }
             record.state = State::Claimed { instance };
             vec![Action::Prepare]
@@ -394,74 +399,73 @@ fn on_prepared(record: &mut SandboxRecord, outcome: Result<(), Cause>, now: Now)
     }
 }
 
-fn on_main_started(record: &mut SandboxRecord, at: Now) {
-    if let State::MainRequested { instance } = &record.state {
-        record.state = State::Running {
-            instance: instance.clone(),
-            // What is brought back has begun to live when it first ran; its kept files are of no use from here on.
-            started: record.kept.take().map_or(at, |kept| kept.started),
-            pause: None,
-        };
-    }
+/// Whether it runs from here on, and did not before.
+fn on_main_started(record: &mut SandboxRecord, at: Now) -> bool {
+    let State::MainRequested { instance } = &record.state else {
+        return false;
+    };
+    record.state = State::Running {
+        instance: instance.clone(),
+        // What is brought back has begun to live when it first ran; its kept files are of no use from here on.
+        started: record.kept.take().map_or(at, |kept| kept.started),
+        pause: None,
+    };
+    (record.stopped, record.woken, record.failures) = (None, None, 0);
+    true
+}
+
+/// Whether one that is stopped is to run, by its spec.
+fn is_wanted(record: &SandboxRecord) -> bool {
+    record.stopped == Some(PausedBy::Spec) && record.spec.desired != DesiredState::Stopped
 }
 
 /// Pauses or stops one that runs, or has it go on, as its spec says. A new spec ends what idleness began.
 fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     let stops = record.spec.desired == DesiredState::Stopped;
     match &mut record.state {
-        State::Running { .. } if stops => return halt(record, PausedBy::Spec, now),
-        State::Running { .. } => {}
-        State::Halting { halt, .. } | State::Keeping { halt, .. } if stops => {
-            halt.by = PausedBy::Spec;
-            return Vec::new();
-        }
-        State::Discarding { by, .. } | State::Stopped { by, .. } if stops => {
-            *by = PausedBy::Spec;
-            if let State::Stopped { again, .. } = &mut record.state {
-                *again = None;
+        State::Running { .. } if stops => halt(record, PausedBy::Spec, now),
+        State::Running { pause, .. } => match (record.spec.desired, pause) {
+            (DesiredState::Paused, None) => begin_pause(record, PausedBy::Spec, now),
+            (DesiredState::Paused, Some(pause)) => {
+                pause.by = PausedBy::Spec;
+                if pause.stage != Stage::Resuming {
+                    return Vec::new();
+                }
+                pause.stage = Stage::Pausing;
+                pause.turn += 1;
+                vec![Action::Pause]
             }
-            return Vec::new();
-        }
+            (DesiredState::Running, Some(pause)) => resume(pause),
+            (DesiredState::Running, None) | (DesiredState::Stopped, _) => Vec::new(),
+        },
         State::Keeping {
             was_told: false, ..
-        } => return keep_no_more(record),
-        State::Stopped { .. } => return wake(record, now),
-        // It runs again once it is stopped.
-        State::Halting { halt, .. } | State::Keeping { halt, .. } => {
-            halt.by = PausedBy::Spec;
-            return Vec::new();
+        } if !stops => keep_no_more(record),
+        State::Stopped { .. } if !stops => {
+            record.stopped = Some(PausedBy::Spec);
+            wake(record, now)
         }
-        State::Discarding { by, .. } => {
-            *by = PausedBy::Spec;
-            return Vec::new();
+        // Once it is stopped it stays so, or runs again, as its spec says then.
+        State::Halting { .. } | State::Keeping { .. } | State::Discarding { .. } => {
+            record.stopped = Some(PausedBy::Spec);
+            Vec::new()
+        }
+        State::Stopped { again, .. } => {
+            *again = None;
+            record.stopped = Some(PausedBy::Spec);
+            Vec::new()
         }
         // What never ran does not begin to; what has begun to is stopped once it runs.
         State::Bound if stops => {
-            return discard(record, PausedBy::Spec, None);
+            record.stopped = Some(PausedBy::Spec);
+            discard(record, None)
         }
-        State::Bound
-        | State::Claimed { .. }
-        | State::MainRequested { .. }
-        | State::Stopping { .. }
-        | State::Ending { .. }
-        | State::Ended { .. } => return Vec::new(),
-    }
-    let State::Running { pause, .. } = &mut record.state else {
-        return Vec::new();
-    };
-    match (record.spec.desired, pause) {
-        (DesiredState::Paused, None) => begin_pause(record, PausedBy::Spec, now),
-        (DesiredState::Paused, Some(pause)) => {
-            pause.by = PausedBy::Spec;
-            if pause.stage != Stage::Resuming {
-                return Vec::new();
-            }
-            pause.stage = Stage::Pausing;
-            pause.turn += 1;
-            vec![Action::Pause]
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+            // However it came to be brought back, it is wanted now.
+            record.stopped = record.stopped.map(|_| PausedBy::Spec);
+            Vec::new()
         }
-        (DesiredState::Running, Some(pause)) => resume(pause),
-        (DesiredState::Running, None) | (DesiredState::Stopped, _) => Vec::new(),
+        State::Stopping { .. } | State::Ending { .. } | State::Ended { .. } => Vec::new(),
     }
 }
 
@@ -477,7 +481,7 @@ fn halt(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action> {
     };
     let (instance, started) = (instance.clone(), *started);
     let paused_since = pause.map(|pause| pause.since);
-    let halt = Halt { by, since: now };
+    record.stopped = Some(by);
     if record.spec.main == MainCommand::Idle {
         if let Some(since) = paused_since {
             add_pause(record, since, now);
@@ -485,7 +489,7 @@ fn halt(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action> {
         record.state = State::Keeping {
             instance,
             started,
-            halt,
+            since: now,
             was_told: false,
         };
         return vec![Action::Keep];
@@ -493,7 +497,7 @@ fn halt(record: &mut SandboxRecord, by: PausedBy, now: Now) -> Vec<Action> {
     record.state = State::Halting {
         instance,
         started,
-        halt,
+        since: now,
         kill_at: now.boot.saturating_add(record.spec.grace),
         paused_since,
     };
@@ -506,7 +510,7 @@ fn keep(record: &mut SandboxRecord) -> Vec<Action> {
     let State::Halting {
         instance,
         started,
-        halt,
+        since,
         ..
     } = &record.state
     else {
@@ -515,50 +519,56 @@ fn keep(record: &mut SandboxRecord) -> Vec<Action> {
     record.state = State::Keeping {
         instance: instance.clone(),
         started: *started,
-        halt: *halt,
+        since: *since,
         was_told: true,
     };
     vec![Action::Keep]
 }
 
-/// It is to run on: it does, where no command was told to end.
+/// It is not to be stopped after all, and no command was told to end: it goes on, or stands still, as its spec says.
 fn keep_no_more(record: &mut SandboxRecord) -> Vec<Action> {
     let State::Keeping {
         instance,
         started,
-        halt,
+        since,
         was_told: false,
     } = &record.state
     else {
         return Vec::new();
     };
-    let pause = Pause {
-        by: halt.by,
-        since: halt.since,
-        stage: Stage::Resuming,
-        turn: 0,
+    let (by, stage, action) = match record.spec.desired {
+        DesiredState::Paused => (PausedBy::Spec, Stage::Pausing, Action::Pause),
+        DesiredState::Running | DesiredState::Stopped => {
+            let by = record.stopped.unwrap_or(PausedBy::Spec);
+            (by, Stage::Resuming, Action::Resume)
+        }
     };
     record.state = State::Running {
         instance: instance.clone(),
         started: *started,
-        pause: Some(pause),
+        pause: Some(Pause {
+            by,
+            since: *since,
+            stage,
+            turn: 0,
+        }),
     };
-    vec![Action::Resume]
+    record.stopped = None;
+    vec![action]
 }
 
-fn on_kept(record: &mut SandboxRecord, since: Now, files: Digest) -> Vec<Action> {
+fn on_kept(record: &mut SandboxRecord, of: Now, files: Saved) -> Vec<Action> {
     match &record.state {
-        State::Keeping { started, halt, .. } if halt.since == since => {
-            let (started, by) = (*started, halt.by);
+        State::Keeping { started, since, .. } if *since == of => {
+            let started = *started;
             record.kept = Some(Kept {
                 files,
                 started,
-                since,
-                by,
+                since: of,
             });
             // Pauses are counted for commands, of which none is left.
             record.paused = Duration::ZERO;
-            discard(record, by, None)
+            discard(record, None)
         }
         State::Keeping { .. }
         | State::Bound
@@ -575,43 +585,50 @@ fn on_kept(record: &mut SandboxRecord, since: Now, files: Digest) -> Vec<Action>
 }
 
 /// Takes down what is there beside the files that are kept.
-fn discard(record: &mut SandboxRecord, by: PausedBy, failed: Option<String>) -> Vec<Action> {
+fn discard(record: &mut SandboxRecord, failed: Option<String>) -> Vec<Action> {
     record.state = State::Discarding {
         instance: record.state.instance().map(str::to_owned),
-        by,
         failed,
     };
-    record.lacks = None;
+    (record.lacks, record.woken) = (None, None);
     vec![Action::Discard]
 }
 
 fn on_discarded(record: &mut SandboxRecord, usage: Option<Usage>, now: Now) -> Vec<Action> {
-    let State::Discarding { by, failed, .. } = &record.state else {
+    let State::Discarding { failed, .. } = &record.state else {
         return Vec::new();
     };
-    record.used = match (record.used, usage) {
-        (Some(before), Some(last)) => Some(before.and(last)),
-        (before, last) => before.or(last),
-    };
-    let again = failed.as_ref().map(|_| now.boot.saturating_add(WAKE_AGAIN));
-    let (by, failed) = (*by, failed.clone());
-    let is_wanted = by == PausedBy::Spec && record.spec.desired != DesiredState::Stopped;
+    let failed = failed.clone();
+    record.used = used(record, usage);
+    let pause = WAKE_AGAIN * 2_u32.pow(record.failures.min(DOUBLINGS));
+    let again = now.boot.saturating_add(pause);
+    record.failures = failed
+        .as_ref()
+        .map_or(0, |_| record.failures.saturating_add(1));
+    let is_wanted = is_wanted(record);
     record.state = State::Stopped {
-        by,
-        again: again.filter(|_| is_wanted),
-        failed,
+        again: Some(again).filter(|_| is_wanted && failed.is_some()),
+        failed: failed.clone(),
     };
     // It was said meanwhile that it is to run after all.
-    if is_wanted && again.is_none() {
+    if is_wanted && failed.is_none() {
         return wake(record, now);
     }
     vec![Action::ServeLogs]
 }
 
+/// What it used in all, with what it used since it was brought back last.
+fn used(record: &SandboxRecord, last: Option<Usage>) -> Option<Usage> {
+    match (record.used, last) {
+        (Some(before), Some(last)) => Some(before.and(last)),
+        (before, last) => before.or(last),
+    }
+}
+
 /// Brings one back that is stopped, or begins with one that never ran.
 fn wake(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     record.state = State::Bound;
-    record.bound = now;
+    record.woken = Some(now);
     vec![Action::Pull]
 }
 
@@ -690,11 +707,8 @@ fn on_wake(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
         State::Running {
             pause: Some(pause), ..
         } if pause.by == PausedBy::Idleness => resume(pause),
-        State::Keeping { halt, .. } if halt.by == PausedBy::Idleness => keep_no_more(record),
-        State::Stopped {
-            by: PausedBy::Idleness,
-            ..
-        } => wake(record, now),
+        State::Keeping { .. } if record.stopped == Some(PausedBy::Idleness) => keep_no_more(record),
+        State::Stopped { .. } if record.stopped == Some(PausedBy::Idleness) => wake(record, now),
         // Who wants to use it asks again once it is stopped.
         State::Halting { .. }
         | State::Keeping { .. }
@@ -719,14 +733,14 @@ fn on_main_ended(record: &mut SandboxRecord, cause: Cause, began: Now, at: Now) 
     if could_not_start {
         return fail(record, cause, at);
     }
-    on_main_started(record, began);
+    _ = on_main_started(record, began);
     match &mut record.state {
         State::Stopping { because, .. } => {
             because.exit_code = cause.exit_code;
             because.signal = cause.signal;
         }
         // It ends since it was told to. Had it ended before, it would have ended by itself.
-        State::Halting { halt, .. } if at.boot >= halt.since.boot => return keep(record),
+        State::Halting { since, .. } if at.boot >= since.boot => return keep(record),
         State::Keeping { was_told: true, .. }
         | State::Discarding { .. }
         | State::Stopped { .. } => return Vec::new(),
@@ -780,8 +794,13 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
                 _ => "its command was being started".to_owned(),
             };
             let seconds = record.spec.start_timeout.as_secs();
+            let what = if record.kept.is_some() {
+                "it had room to be brought back"
+            } else {
+                "it was bound"
+            };
             let message = format!(
-                "not running {seconds} s after it was bound (spec.lifecycle.startTimeoutSeconds): {waiting_for}"
+                "not running {seconds} s after {what} (spec.lifecycle.startTimeoutSeconds): {waiting_for}"
             );
             fail(
                 record,
@@ -817,13 +836,16 @@ fn on_delete(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
     }
 }
 
-fn on_torn_down(record: &mut SandboxRecord, usage: Usage, output_lost: bool) -> Vec<Action> {
+fn on_torn_down(
+    record: &mut SandboxRecord,
+    usage: Option<Usage>,
+    output_lost: bool,
+) -> Vec<Action> {
     let State::Ending { termination, .. } = &record.state else {
         return Vec::new();
     };
-    let usage = record.used.map_or(usage, |before| before.and(usage));
     let mut termination = Termination {
-        usage: Some(usage),
+        usage: used(record, usage),
         ..termination.clone()
     };
     if output_lost {
@@ -919,17 +941,17 @@ fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
     };
     // Secrets are kept no longer than they are of use, nor are files.
     (record.values, record.lacks, record.kept) = (None, None, None);
+    (record.stopped, record.woken) = (None, None);
     vec![Action::TearDown]
 }
 
 /// Something went wrong: an end, but of what is being brought back, whose files are there still.
 fn fail(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
     match (&record.state, &record.kept) {
-        (State::Bound | State::Claimed { .. } | State::MainRequested { .. }, Some(kept))
+        (State::Bound | State::Claimed { .. } | State::MainRequested { .. }, Some(_))
             if cause.reason != Reason::SnapshotCorrupt =>
         {
-            let by = kept.by;
-            discard(record, by, Some(cause.message))
+            discard(record, Some(cause.message))
         }
         (State::Discarding { .. } | State::Stopped { .. }, _) => Vec::new(),
         _ => end(record, cause, now),

@@ -2,9 +2,7 @@
 
 use cloche_crds::condition::set_condition;
 use cloche_crds::sandbox::{EffectiveStatus, RuntimeStatus, Termination as TerminationStatus};
-use cloche_crds::{
-    ConditionReason, ConditionStatus, ConditionType, DesiredState, Phase, SandboxStatus,
-};
+use cloche_crds::{ConditionReason, ConditionStatus, ConditionType, Phase, SandboxStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -64,7 +62,7 @@ pub fn status(
     let ran = record.state.instance().is_some() || started.is_some();
     SandboxStatus {
         observed_generation: Some(record.generation),
-        phase: phase(record),
+        phase: phase(record, beside),
         conditions,
         node_name: Some(beside.node_name.clone()),
         node_uid: None,
@@ -93,11 +91,11 @@ pub fn status(
 /// Since when it stands as the record tells, as far as that tells.
 pub fn since(record: &SandboxRecord) -> Timestamp {
     match &record.state {
-        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => record.bound.wall,
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => record.begun().wall,
         State::Running {
             pause: Some(pause), ..
         } => pause.since.wall,
-        State::Halting { halt, .. } | State::Keeping { halt, .. } => halt.since.wall,
+        State::Halting { since, .. } | State::Keeping { since, .. } => since.wall,
         State::Discarding { .. } | State::Stopped { .. } => {
             let kept = record.kept.as_ref();
             kept.map_or(record.bound, |kept| kept.since).wall
@@ -107,10 +105,10 @@ pub fn since(record: &SandboxRecord) -> Timestamp {
     }
 }
 
-fn phase(record: &SandboxRecord) -> Phase {
+fn phase(record: &SandboxRecord, beside: &Beside) -> Phase {
     match &record.state {
         // It holds nothing yet of what it needs to run again.
-        State::Bound if record.kept.is_some() => Phase::Stopped,
+        State::Bound if record.kept.is_some() && beside.waits_for_room => Phase::Stopped,
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => Phase::Starting,
         State::Running { pause, .. } => match pause.map(|pause| pause.stage) {
             // As long as anything may run, or nothing may be asked of it.
@@ -271,13 +269,10 @@ fn conditions_of(record: &SandboxRecord, beside: &Beside) -> Vec<ConditionLine> 
 fn ready(record: &SandboxRecord, beside: &Beside) -> (ConditionStatus, ConditionReason, String) {
     use ConditionStatus::{False, True, Unknown};
     match &record.state {
-        State::Bound if let Some(kept) = &record.kept => {
-            let why = if beside.waits_for_room {
-                "it waits for room on its node"
-            } else {
-                "it is being brought back"
-            };
-            let message = format!("{}: {why}", stopped(record, kept.by));
+        State::Bound
+            if record.kept.is_some() && record.lacks.is_none() && beside.waits_for_room =>
+        {
+            let message = "it is to run again, and waits for room on its node".to_owned();
             (False, ConditionReason::WakePending, message)
         }
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => match &record.lacks {
@@ -317,15 +312,7 @@ fn ready(record: &SandboxRecord, beside: &Beside) -> (ConditionStatus, Condition
             (False, ConditionReason::Stopping, message)
         }
         State::Discarding { .. } => (False, ConditionReason::Stopping, String::new()),
-        State::Stopped {
-            by, failed: None, ..
-        } => {
-            let reason = match by {
-                PausedBy::Spec => ConditionReason::Stopped,
-                PausedBy::Idleness => ConditionReason::Idle,
-            };
-            (False, reason, stopped(record, *by))
-        }
+        State::Stopped { failed: None, .. } => stopped(record),
         State::Stopped {
             failed: Some(why), ..
         } => (
@@ -350,17 +337,21 @@ fn ready(record: &SandboxRecord, beside: &Beside) -> (ConditionStatus, Condition
 }
 
 /// Why one is stopped.
-fn stopped(record: &SandboxRecord, by: PausedBy) -> String {
-    match (by, record.spec.idle) {
-        (PausedBy::Spec, _) if record.spec.desired == DesiredState::Stopped => {
-            "spec.lifecycle.desiredState is Stopped".to_owned()
-        }
-        (PausedBy::Spec, _) => "it was stopped".to_owned(),
-        (PausedBy::Idleness, idle) => format!(
-            "nobody used it for {} s; the next session has it run again",
-            idle.map_or(0, |idle| idle.timeout.as_secs())
+fn stopped(record: &SandboxRecord) -> (ConditionStatus, ConditionReason, String) {
+    let (reason, message) = match (record.stopped, record.spec.idle) {
+        (Some(PausedBy::Idleness), idle) => (
+            ConditionReason::Idle,
+            format!(
+                "nobody used it for {} s; the next session has it run again",
+                idle.map_or(0, |idle| idle.timeout.as_secs())
+            ),
         ),
-    }
+        (Some(PausedBy::Spec) | None, _) => (
+            ConditionReason::Stopped,
+            "spec.lifecycle.desiredState is Stopped".to_owned(),
+        ),
+    };
+    (ConditionStatus::False, reason, message)
 }
 
 fn paused(

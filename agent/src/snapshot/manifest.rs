@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::image::Digest;
+use crate::runsc::saved::NAMES;
 
 /// The form that this build writes, and the only one that it reads.
 const VERSION: u32 = 1;
@@ -58,13 +59,27 @@ pub enum Role {
     Pages,
 }
 
+/// Why a manifest was not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// It is of a version that this build does not know.
+    Version(u32),
+    /// It is none.
+    Wrong(String),
+}
+
 impl Role {
-    /// All, in the order in which the sentry takes them.
-    pub const ALL: [Self; 4] = [Self::Layers, Self::Tree, Self::PagesMetadata, Self::Pages];
+    /// All, in the order of [`NAMES`].
+    const ALL: [Self; 4] = [Self::Layers, Self::Tree, Self::PagesMetadata, Self::Pages];
+
+    /// The name of its file.
+    pub(super) fn file_name(self) -> &'static str {
+        NAMES[self as usize]
+    }
 }
 
 impl Manifest {
-    /// A manifest of a writable layer, whose files are in the order of [`Role::ALL`].
+    /// A manifest of a writable layer, whose files are in the order of [`NAMES`].
     pub(super) fn of_files(image: Digest, profile: &str, files: [(Digest, u64); 4]) -> Self {
         let entries = Role::ALL.into_iter().zip(files);
         Self {
@@ -82,11 +97,6 @@ impl Manifest {
         }
     }
 
-    /// The file of that role.
-    pub fn file(&self, role: Role) -> Option<&Entry> {
-        self.files.iter().find(|entry| entry.role == role)
-    }
-
     /// Bytes of all its files.
     pub fn length(&self) -> u64 {
         let lengths = self.files.iter().map(|entry| entry.length);
@@ -98,18 +108,22 @@ impl Manifest {
         serde_json::to_vec(self)
     }
 
-    /// Reads them again; why not, where they are no manifest that this build knows.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        if manifest.version != VERSION {
-            return Err(format!(
-                "it is of version {}; this build reads {VERSION}",
-                manifest.version
-            ));
+    /// Reads them again; why not, where they are no manifest, or none that this build knows.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Unread> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
         }
+        let wrong = |error: serde_json::Error| Unread::Wrong(error.to_string());
+        let Versioned { version } = serde_json::from_slice(bytes).map_err(wrong)?;
+        if version != VERSION {
+            return Err(Unread::Version(version));
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(wrong)?;
         let roles = manifest.files.iter().map(|entry| entry.role);
         if !roles.eq(Role::ALL) {
-            return Err("it does not name each of its files once".to_owned());
+            let what = "it does not name each of its files once";
+            return Err(Unread::Wrong(what.to_owned()));
         }
         Ok(manifest)
     }
@@ -126,20 +140,24 @@ mod tests {
         let bytes = manifest.encode().unwrap();
         assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
         assert_eq!(manifest.length(), 4 << 40);
-        assert_eq!(manifest.file(Role::Tree).unwrap().digest, Digest::of(b"b"));
+        assert_eq!(manifest.files[1].role.file_name(), "multitar.img");
         let text = String::from_utf8(bytes).unwrap();
+        let newer = text.replace("\"version\":1", "\"version\":2,\"more\":3");
+        assert_eq!(
+            Manifest::decode(newer.as_bytes()),
+            Err(Unread::Version(2)),
+            "whole, and not for us"
+        );
         for (from, to) in [
-            ("\"version\":1", "\"version\":2"),
             ("\"pages\"", "\"tree\""),
             ("\"Filesystem\"", "\"Memory\""),
             ("\"profile\"", "\"owner\""),
             ("sha256:", "sha256:/"),
         ] {
             assert!(text.contains(from), "{from}");
-            assert!(
-                Manifest::decode(text.replace(from, to).as_bytes()).is_err(),
-                "{to}"
-            );
+            let changed = text.replace(from, to);
+            let read = Manifest::decode(changed.as_bytes());
+            assert!(matches!(read, Err(Unread::Wrong(_))), "{to}");
         }
         assert!(Manifest::decode(b"").is_err());
     }

@@ -1,16 +1,15 @@
-//! What sandboxes are brought back from: files, named by their content, and manifests that name those.
+//! What sandboxes are brought back from: files, and a manifest that names each by its sha256 and length.
 //!
 //! ```text
-//!   snapshots/tmp/N/         being made; nothing of it counts
-//!   snapshots/blobs/HEX      a file, named by its sha256
-//!   snapshots/manifests/HEX  a manifest, named by its own: written last, so that what it names is there, whole and on disk
+//!   snapshots/tmp/N/     being made; nothing of it counts
+//!   snapshots/ID/        whole, named by one rename: `manifest`, and the files under the names by which runsc looks for them
 //! ```
+//! Nothing is shared between two: the sentry that made a file may hold it open as long as it lives, and is not trusted.
 //!
-//! **Restart contract.** Killed anywhere, the next [`Store::open`] empties `tmp`, and the first [`Store::collect`] removes what nothing names.
-//! Pins are in memory only: whoever starts pins what its records name, before it collects.
+//! **Restart contract.** Killed anywhere, the next [`Store::open`] empties `tmp`, and [`Store::retain`] removes what no record names.
 
 mod manifest;
 mod store;
 
 pub use manifest::{Content, Entry, Manifest, Role};
-pub use store::{Error, Info, Staging, Store};
+pub use store::{Error, Info, Saved, Staging, Store};

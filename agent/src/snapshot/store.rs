@@ -1,20 +1,26 @@
 //! The store on disk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::manifest::{MAX_LENGTH, Manifest, Role};
+use serde::{Deserialize, Serialize};
+
+use super::manifest::{MAX_LENGTH, Manifest, Unread};
 use crate::fault;
 use crate::image::Digest;
 use crate::runsc::SavedFiles;
+use crate::runsc::saved::NAMES;
 
 /// Of the file system so many hundredths stay free: records and output of sandboxes may lie on it too.
 const RESERVE: u64 = 5;
+
+const MANIFEST: &str = "manifest";
+const STAGED: &str = "tmp";
 
 /// Something that the store could not do.
 #[derive(Debug, thiserror::Error)]
@@ -39,11 +45,21 @@ pub enum Error {
         /// Bytes that may be used.
         free: u64,
     },
+    /// It was made by another version.
+    #[error(
+        "{path} is of version {version}, which this build does not know: run the version that wrote it, or a newer one"
+    )]
+    Version {
+        /// The manifest.
+        path: PathBuf,
+        /// What it says.
+        version: u32,
+    },
     /// What is kept is not what was.
-    #[error("{digest} {what}")]
+    #[error("{path} {what}")]
     Corrupt {
-        /// Of the manifest or file.
-        digest: Digest,
+        /// The file.
+        path: PathBuf,
         /// What is wrong with it.
         what: String,
     },
@@ -56,6 +72,16 @@ impl Error {
     }
 }
 
+/// What is kept, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Saved {
+    /// Names its folder in the store; never used again.
+    pub id: String,
+    /// Of its manifest.
+    pub manifest: Digest,
+}
+
 /// What is said of a sandbox beside its files.
 #[derive(Clone, Debug)]
 pub struct Info {
@@ -65,16 +91,16 @@ pub struct Info {
     pub profile: String,
 }
 
-/// A folder for files that are being made. Removed when dropped.
+/// A folder for files that are being made. Removed when dropped, unless it was kept.
 #[derive(Debug)]
 pub struct Staging {
     folder: PathBuf,
-    files: [File; 4],
+    files: Vec<File>,
 }
 
 impl Staging {
-    /// Its files, empty and open for writing, in the order of [`Role::ALL`].
-    pub fn files(&self) -> &[File; 4] {
+    /// Its files, empty and open for writing, in the order of [`NAMES`].
+    pub fn files(&self) -> &[File] {
         &self.files
     }
 }
@@ -83,7 +109,9 @@ impl Drop for Staging {
     fn drop(&mut self) {
         let folder = std::mem::take(&mut self.folder);
         let remove = move || {
-            if let Err(error) = fs::remove_dir_all(&folder) {
+            if let Err(error) = fs::remove_dir_all(&folder)
+                && error.kind() != ErrorKind::NotFound
+            {
                 tracing::warn!(folder = %folder.display(), %error, "what was staged stays until the next start");
             }
         };
@@ -105,33 +133,27 @@ pub struct Store {
 struct Inner {
     folder: PathBuf,
     next: AtomicU64,
-    /// Who needs which manifest. Held while files are named or removed: what was named and is not pinned yet must not be collected.
-    pins: Mutex<BTreeMap<Digest, BTreeSet<String>>>,
 }
 
 impl Store {
     /// Opens or makes the folder, and deletes what a killed agent left half made.
     pub fn open(folder: &Path) -> Result<Self, Error> {
-        let staged = folder.join("tmp");
+        let staged = folder.join(STAGED);
         match fs::remove_dir_all(&staged) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(failed("empty", &staged)(error));
             }
             Ok(()) | Err(_) => {}
         }
-        for name in ["tmp", "blobs", "manifests"] {
-            let path = folder.join(name);
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&path)
-                .map_err(failed("make", &path))?;
-        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&staged)
+            .map_err(failed("make", &staged))?;
         Ok(Self {
             inner: Arc::new(Inner {
                 folder: folder.to_owned(),
                 next: AtomicU64::new(0),
-                pins: Mutex::default(),
             }),
         })
     }
@@ -151,30 +173,33 @@ impl Store {
             });
         }
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        let folder = folder.join("tmp").join(number.to_string());
+        let folder = folder.join(STAGED).join(number.to_string());
         DirBuilder::new()
             .mode(0o700)
             .create(&folder)
             .map_err(failed("make", &folder))?;
-        let make = |index: usize| {
-            let path = staged(&folder, index);
-            OpenOptions::new()
+        let mut staging = Staging {
+            folder,
+            files: Vec::new(),
+        };
+        for name in NAMES {
+            let path = staging.folder.join(name);
+            let made = OpenOptions::new()
                 .read(true)
                 .write(true)
                 .create_new(true)
                 .mode(0o600)
-                .open(&path)
-                .map_err(failed("make", &path))
-        };
-        let files = [make(0)?, make(1)?, make(2)?, make(3)?];
-        Ok(Staging { folder, files })
+                .open(&path);
+            staging.files.push(made.map_err(failed("make", &path))?);
+        }
+        Ok(staging)
     }
 
-    /// Keeps what was staged, in the name of `holder`; the digest of its manifest. On disk when this returns, or not at all.
-    pub fn commit(&self, staging: &Staging, info: &Info, holder: &str) -> Result<Digest, Error> {
-        let mut named = [(Digest::of(b""), 0); 4];
-        for (index, named) in named.iter_mut().enumerate() {
-            let path = staged(&staging.folder, index);
+    /// Keeps what was staged. On disk when this returns, or not at all.
+    pub fn commit(&self, staging: &Staging, info: &Info) -> Result<Saved, Error> {
+        let mut named = [(info.image, 0); NAMES.len()];
+        for (name, named) in NAMES.iter().zip(&mut named) {
+            let path = staging.folder.join(name);
             // A descriptor of its own: the others' is where the sentry left it.
             let file = File::open(&path).map_err(failed("open", &path))?;
             *named = Digest::of_reader(&file).map_err(failed("read", &path))?;
@@ -182,155 +207,121 @@ impl Store {
         }
         fault::point("snapshot.hashed");
         let manifest = Manifest::of_files(info.image, &info.profile, named);
-        let bytes = manifest.encode().map_err(|error| Error::Corrupt {
-            digest: info.image,
-            what: format!("has a manifest that cannot be written: {error}"),
-        })?;
-        let digest = Digest::of(&bytes);
-        let mut pins = self.pins();
-        for (index, (blob, _)) in named.iter().enumerate() {
-            let (from, to) = (staged(&staging.folder, index), self.blob(blob));
-            fs::rename(&from, &to).map_err(failed("name", &to))?;
-        }
-        self.sync("blobs")?;
+        let path = staging.folder.join(MANIFEST);
+        let encoded = manifest.encode().map_err(std::io::Error::other);
+        let bytes = encoded.map_err(failed("write", &path))?;
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| {
+                file.write_all(&bytes)?;
+                file.sync_all()
+            });
+        written.map_err(failed("write", &path))?;
+        sync(&staging.folder)?;
+        let saved = Saved {
+            id: format!("s-{}", crate::unique::hex::<16>()),
+            manifest: Digest::of(&bytes),
+        };
+        let to = self.inner.folder.join(&saved.id);
+        fs::rename(&staging.folder, &to).map_err(failed("name", &to))?;
         fault::point("snapshot.named");
-        let (new, path) = (staging.folder.join("manifest"), self.manifest(&digest));
-        let written = File::create_new(&new).and_then(|mut file| {
-            file.write_all(&bytes)?;
-            file.sync_all()
-        });
-        written.map_err(failed("write", &new))?;
-        fs::rename(&new, &path).map_err(failed("name", &path))?;
-        self.sync("manifests")?;
-        pins.entry(digest).or_default().insert(holder.to_owned());
+        sync(&self.inner.folder)?;
         fault::point("snapshot.committed");
-        Ok(digest)
+        Ok(saved)
     }
 
-    /// Looks whether all that the manifest `digest` names is there as it was, byte by byte; where its files are.
-    pub fn verify(&self, digest: &Digest) -> Result<(Manifest, SavedFiles), Error> {
-        let corrupt = |digest: &Digest, what: String| Error::Corrupt {
-            digest: *digest,
+    /// Looks whether all that was saved is there as it was, byte by byte; where it is.
+    pub fn verify(&self, saved: &Saved) -> Result<(Manifest, SavedFiles), Error> {
+        let folder = self.folder(saved);
+        let path = folder.join(MANIFEST);
+        let corrupt = |path: &Path, what: String| Error::Corrupt {
+            path: path.to_owned(),
             what,
         };
-        let path = self.manifest(digest);
         let mut bytes = Vec::new();
         File::open(&path)
             .and_then(|file| file.take(MAX_LENGTH + 1).read_to_end(&mut bytes))
-            .map_err(gone_or("read", &path, digest))?;
-        if Digest::of(&bytes) != *digest {
-            return Err(corrupt(digest, "is another manifest by now".to_owned()));
+            .map_err(gone_or("read", &path))?;
+        if Digest::of(&bytes) != saved.manifest {
+            return Err(corrupt(&path, "is another manifest by now".to_owned()));
         }
-        let manifest = Manifest::decode(&bytes)
-            .map_err(|why| corrupt(digest, format!("is no manifest: {why}")))?;
+        let manifest = Manifest::decode(&bytes).map_err(|unread| match unread {
+            Unread::Version(version) => Error::Version {
+                path: path.clone(),
+                version,
+            },
+            Unread::Wrong(why) => corrupt(&path, format!("is no manifest: {why}")),
+        })?;
         for entry in &manifest.files {
-            let path = self.blob(&entry.digest);
+            let path = folder.join(entry.role.file_name());
             let read = File::open(&path).and_then(Digest::of_reader);
-            let found = read.map_err(gone_or("read", &path, &entry.digest))?;
+            let found = read.map_err(gone_or("read", &path))?;
             if found != (entry.digest, entry.length) {
                 let what = format!("has other content by now, {} bytes of it", found.1);
-                return Err(corrupt(&entry.digest, what));
+                return Err(corrupt(&path, what));
             }
         }
-        let path = |role| {
-            let entry = manifest.file(role);
-            entry.map_or_else(PathBuf::new, |entry| self.blob(&entry.digest))
-        };
-        let files = SavedFiles(Role::ALL.map(path));
-        Ok((manifest, files))
+        Ok((manifest, SavedFiles(folder)))
     }
 
-    /// Keeps a manifest from being collected, in the name of `holder`.
-    pub fn pin(&self, digest: &Digest, holder: &str) {
-        self.pins()
-            .entry(*digest)
-            .or_default()
-            .insert(holder.to_owned());
+    /// Removes it. Gone already is fine.
+    pub fn remove(&self, saved: &Saved) -> Result<(), Error> {
+        self.remove_folder(&self.folder(saved))
     }
 
-    /// Takes back what `holder` pins, but for `except`.
-    pub fn unpin(&self, holder: &str, except: Option<&Digest>) {
-        self.pins().retain(|digest, holders| {
-            if Some(digest) != except {
-                holders.remove(holder);
+    /// Removes what is not among these, as far as that can be done; how much could not be.
+    pub fn retain(&self, all: &BTreeSet<Saved>) -> Result<usize, Error> {
+        let folder = &self.inner.folder;
+        let ids: BTreeSet<&str> = all.iter().map(|saved| saved.id.as_str()).collect();
+        let mut left = 0;
+        for entry in fs::read_dir(folder).map_err(failed("list", folder))? {
+            let path = entry.map_err(failed("list", folder))?.path();
+            let name = path.file_name().and_then(std::ffi::OsStr::to_str);
+            if name.is_some_and(|name| name == STAGED || ids.contains(name)) {
+                continue;
             }
-            !holders.is_empty()
-        });
-    }
-
-    /// Removes what nobody pins; how many manifests that were. A manifest that cannot be read names nothing.
-    pub fn collect(&self) -> Result<usize, Error> {
-        let pins = self.pins();
-        let (mut gone, mut needed) = (0, BTreeSet::new());
-        for (name, path) in self.list("manifests")? {
-            let digest = format!("sha256:{name}").parse::<Digest>();
-            if digest.is_ok_and(|digest| pins.contains_key(&digest)) {
-                let bytes = fs::read(&path).map_err(failed("read", &path))?;
-                let manifest = Manifest::decode(&bytes);
-                let entries = manifest.into_iter().flat_map(|manifest| manifest.files);
-                needed.extend(entries.map(|entry| entry.digest.hex()));
-            } else {
-                remove(&path)?;
-                gone += 1;
+            if let Err(error) = self.remove_folder(&path) {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot remove files that no sandbox needs"
+                );
+                left += 1;
             }
         }
-        for (name, path) in self.list("blobs")? {
-            if !needed.contains(&name) {
-                // A sentry that was started with it has it open as long as it lives, and would keep its bytes.
-                match OpenOptions::new().write(true).truncate(true).open(&path) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => {
-                        return Err(failed("empty", &path)(error));
-                    }
-                    Ok(_) | Err(_) => {}
-                }
-                remove(&path)?;
-            }
+        Ok(left)
+    }
+
+    fn remove_folder(&self, folder: &Path) -> Result<(), Error> {
+        // Out of the way first: half of it must not be found under its name.
+        let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
+        let away = self.inner.folder.join(STAGED).join(format!("{number}.old"));
+        match fs::rename(folder, &away) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            moved => moved.map_err(failed("remove", folder))?,
         }
-        Ok(gone)
-    }
-
-    fn list(&self, name: &'static str) -> Result<Vec<(String, PathBuf)>, Error> {
-        let folder = self.inner.folder.join(name);
-        let mut all = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(failed("list", &folder))? {
-            let entry = entry.map_err(failed("list", &folder))?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            all.push((name, entry.path()));
+        for name in NAMES {
+            // A sentry that was started with it has it open as long as it lives, and would keep its bytes.
+            drop(
+                OpenOptions::new()
+                    .write(true)
+                    .truncate(true)
+                    .open(away.join(name)),
+            );
         }
-        Ok(all)
+        fs::remove_dir_all(&away).map_err(failed("remove", &away))
     }
 
-    fn sync(&self, name: &'static str) -> Result<(), Error> {
-        let folder = self.inner.folder.join(name);
-        let synced = File::open(&folder).and_then(|folder| folder.sync_all());
-        synced.map_err(failed("sync", &folder))
-    }
-
-    fn blob(&self, digest: &Digest) -> PathBuf {
-        self.inner.folder.join("blobs").join(digest.hex())
-    }
-
-    fn manifest(&self, digest: &Digest) -> PathBuf {
-        self.inner.folder.join("manifests").join(digest.hex())
-    }
-
-    fn pins(&self) -> MutexGuard<'_, BTreeMap<Digest, BTreeSet<String>>> {
-        self.inner
-            .pins
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn folder(&self, saved: &Saved) -> PathBuf {
+        self.inner.folder.join(&saved.id)
     }
 }
 
-fn staged(folder: &Path, index: usize) -> PathBuf {
-    folder.join(index.to_string())
-}
-
-fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        Ok(()) | Err(_) => Ok(()),
-    }
+fn sync(folder: &Path) -> Result<(), Error> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(failed("sync", folder))
 }
 
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
@@ -343,16 +334,12 @@ fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -
 }
 
 /// What is not there any more cannot be had; whatever else is wrong may pass.
-fn gone_or(
-    operation: &'static str,
-    path: &Path,
-    digest: &Digest,
-) -> impl FnOnce(std::io::Error) -> Error {
-    let (path, digest) = (path.to_owned(), *digest);
+fn gone_or(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
     move |source| {
         if source.kind() == ErrorKind::NotFound {
             let what = "is gone".to_owned();
-            return Error::Corrupt { digest, what };
+            return Error::Corrupt { path, what };
         }
         failed(operation, &path)(source)
     }
@@ -362,95 +349,94 @@ fn gone_or(
 mod tests {
     use super::*;
 
-    fn info() -> Info {
-        Info {
-            image: Digest::of(b"image"),
-            profile: "p".to_owned(),
-        }
-    }
-
-    fn keep(store: &Store, words: [&str; 4], holder: &str) -> Digest {
+    fn keep(store: &Store, words: [&str; 4]) -> Saved {
         let staging = store.stage(100).unwrap();
         for (mut file, word) in staging.files().iter().zip(words) {
             file.write_all(word.as_bytes()).unwrap();
         }
-        store.commit(&staging, &info(), holder).unwrap()
+        let info = Info {
+            image: Digest::of(b"image"),
+            profile: "p".to_owned(),
+        };
+        store.commit(&staging, &info).unwrap()
     }
 
-    fn count(folder: &Path, name: &str) -> usize {
-        fs::read_dir(folder.join(name)).unwrap().count()
+    fn names(folder: &Path) -> BTreeSet<String> {
+        let all = fs::read_dir(folder).unwrap();
+        all.map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
     fn what_is_kept_comes_back_and_goes_when_nobody_needs_it() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        let one = keep(&store, ["a", "b", "", "pages"], "first");
-        let two = keep(&store, ["a", "b", "", "other"], "second");
-        assert_eq!(count(folder.path(), "blobs"), 5, "equal ones once");
-        assert_eq!(keep(&store, ["a", "b", "", "pages"], "third"), one);
+        let words = ["a", "b", "", "pages"];
+        let [one, two] = [keep(&store, words), keep(&store, words)];
+        assert_eq!(one.manifest, two.manifest);
         let (manifest, files) = store.verify(&one).unwrap();
         assert_eq!(manifest.length(), 7);
-        assert_eq!(fs::read(&files.0[3]).unwrap(), b"pages");
+        let pages = files.0.join("pages.img");
+        assert_eq!(fs::read(&pages).unwrap(), b"pages");
 
-        store.unpin("first", None);
-        assert_eq!(store.collect().unwrap(), 0, "the third has it still");
-        store.unpin("second", Some(&two));
-        assert_eq!(store.collect().unwrap(), 0, "it keeps what it has now");
-        let held = File::open(&files.0[3]).unwrap();
-        store.unpin("third", None);
-        assert_eq!(store.collect().unwrap(), 1);
-        assert_eq!(
-            held.metadata().unwrap().len(),
-            0,
-            "its bytes are given back"
-        );
-        assert_eq!(count(folder.path(), "blobs"), 4);
+        let held = File::open(&pages).unwrap();
+        store.remove(&one).unwrap();
+        store.remove(&one).unwrap();
+        let left = held.metadata().unwrap().len();
+        assert_eq!(left, 0, "its bytes are given back, whoever has it open");
         assert!(store.verify(&one).unwrap_err().is_corrupt());
         store.verify(&two).unwrap();
 
+        let three = keep(&store, ["", "", "", ""]);
         let next = Store::open(folder.path()).unwrap();
-        next.pin(&two, "second");
-        assert_eq!(next.collect().unwrap(), 0);
+        assert_eq!(next.retain(&[two.clone()].into()).unwrap(), 0);
+        assert!(next.verify(&three).unwrap_err().is_corrupt());
         next.verify(&two).unwrap();
-        let last = Store::open(folder.path()).unwrap();
-        assert_eq!(last.collect().unwrap(), 1, "no record names it");
-        assert_eq!(count(folder.path(), "blobs"), 0);
+        assert_eq!(names(folder.path()), ["tmp".to_owned(), two.id].into());
     }
 
     #[test]
     fn what_was_changed_on_disk_is_not_brought_back() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        let digest = keep(&store, ["a", "b", "c", "pages"], "h");
-        let (_, files) = store.verify(&digest).unwrap();
+        let saved = keep(&store, ["a", "b", "c", "pages"]);
+        let (_, files) = store.verify(&saved).unwrap();
+        let pages = files.0.join("pages.img");
         for (content, what) in [("pageS", "other content"), ("page", "4 bytes")] {
-            fs::write(&files.0[3], content).unwrap();
-            let error = store.verify(&digest).unwrap_err();
+            fs::write(&pages, content).unwrap();
+            let error = store.verify(&saved).unwrap_err();
             assert!(
                 error.is_corrupt() && error.to_string().contains(what),
                 "{error}"
             );
         }
-        fs::write(&files.0[3], "pages").unwrap();
-        store.verify(&digest).unwrap();
-        let manifest = folder.path().join("manifests").join(digest.hex());
+        fs::write(&pages, "pages").unwrap();
+        store.verify(&saved).unwrap();
+        let manifest = files.0.join(MANIFEST);
         fs::write(&manifest, "{}").unwrap();
-        assert!(store.verify(&digest).unwrap_err().is_corrupt());
+        assert!(store.verify(&saved).unwrap_err().is_corrupt());
+        let newer = br#"{"version":2}"#;
+        fs::write(&manifest, newer).unwrap();
+        let of_newer = Saved {
+            manifest: Digest::of(newer),
+            ..saved.clone()
+        };
+        let error = store.verify(&of_newer).unwrap_err();
+        assert!(!error.is_corrupt(), "a newer agent can have it: {error}");
         fs::remove_file(&manifest).unwrap();
-        assert!(store.verify(&digest).unwrap_err().is_corrupt());
+        assert!(store.verify(&saved).unwrap_err().is_corrupt());
     }
 
     #[test]
     fn nothing_half_made_is_left() {
         let folder = tempfile::tempdir().unwrap();
+        let staged = folder.path().join(STAGED);
         let store = Store::open(folder.path()).unwrap();
         drop(store.stage(1).unwrap());
-        assert_eq!(count(folder.path(), "tmp"), 0);
-        fs::create_dir(folder.path().join("tmp/7")).unwrap();
-        assert_eq!(count(folder.path(), "tmp"), 1);
-        Store::open(folder.path()).unwrap();
-        assert_eq!(count(folder.path(), "tmp"), 0);
+        assert!(names(&staged).is_empty());
+        fs::create_dir(staged.join("7")).unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        assert!(names(&staged).is_empty());
         assert!(matches!(store.stage(u64::MAX), Err(Error::NoSpace { .. })));
     }
 }

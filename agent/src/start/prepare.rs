@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::RuntimeStatus;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -31,6 +31,9 @@ use crate::supervisor::Supervisor;
 use crate::sys::orphan;
 use crate::usage::Sampler;
 use crate::{clock, preflight};
+
+/// Sandboxes whose files are kept at the same time.
+const KEEPERS: usize = 2;
 
 /// Says what the host lacks, and refuses to go on without what sandboxes cannot do without.
 async fn check_host(options: &Options, runsc: &Path) -> Result<()> {
@@ -193,6 +196,7 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         cgroups,
         images,
         snapshots: Store::open(&options.state.join("snapshots"))?,
+        keepers: Semaphore::new(KEEPERS),
         pool: Pool::new(Arc::clone(&workshop), targets(&options.pool)?),
         workshop,
         sandboxes,

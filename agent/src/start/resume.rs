@@ -14,6 +14,7 @@ use crate::node::Node;
 use crate::recovery::{self, Decision, Found};
 use crate::sandbox::{SandboxRecord, State, death};
 use crate::session::main_has_ended;
+use crate::snapshot::Saved;
 use crate::supervisor::Supervisor;
 
 /// How long a start waits for instances that nobody claims to be gone. What takes longer goes on beside it.
@@ -26,14 +27,12 @@ pub(super) async fn resume(
     instances: &[(String, InstanceRecord)],
 ) -> Result<Supervisor> {
     let mut supervisor = Supervisor::new(Arc::clone(node));
-    for (_, record) in &sandboxes {
-        if let Some(kept) = &record.kept {
-            node.snapshots.pin(&kept.files, &record.uid);
-        }
-    }
+    let kept = sandboxes
+        .iter()
+        .filter_map(|(_, record)| record.kept.as_ref());
+    let saved: BTreeSet<Saved> = kept.map(|kept| kept.files.clone()).collect();
     let snapshots = node.snapshots.clone();
-    let collected = tokio::task::spawn_blocking(move || snapshots.collect());
-    collected
+    tokio::task::spawn_blocking(move || snapshots.retain(&saved))
         .await
         .context("look at the files of stopped sandboxes")??;
     // All at once: a sentry that does not answer must hold up none but its own sandbox.

@@ -10,7 +10,7 @@ mod standalone;
 
 use cloche_crds::{ConditionReason, DesiredState};
 use cloche_proto::agent::v1alpha1::{LogRequest, SessionRequest, SessionResponse};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
@@ -111,12 +111,12 @@ impl Backend {
     }
 
     /// Says whether a sandbox is to run. One that stands still since nobody used it goes on by any change of its spec: where it is
-    /// to run already, that is written otherwise.
+    /// to run already, that is written otherwise. The generation from which on what is told of it follows that.
     pub(crate) async fn set_desired_state(
         &self,
         name: &str,
         desired: DesiredState,
-    ) -> Result<(), Error> {
+    ) -> Result<i64, Error> {
         let shown = self.get(name).await?;
         let written = shown.word("/spec/lifecycle/desiredState");
         let sleeps = shown
@@ -128,12 +128,16 @@ impl Backend {
             Some(_) if sleeps && desired == default => json!(null),
             Some(_) | None => json!(desired),
         };
+        let before = shown.json().pointer("/metadata/generation");
+        let before = before.and_then(Value::as_i64).unwrap_or(0);
+        let generation = before + i64::from(written.as_deref() != state.as_str());
         let lifecycle = json!({"spec": {"lifecycle": {"desiredState": state}}});
         match self {
             Self::Standalone(agent) => agent.merge(name, &lifecycle).await,
             Self::Cluster(cluster) => cluster.merge(name, &lifecycle).await,
         }
-        .map_err(|failure| failure.error(format!("set the state of sandbox {name}")))
+        .map_err(|failure| failure.error(format!("set the state of sandbox {name}")))?;
+        Ok(generation)
     }
 
     /// All that [`Self::create`] does but storing it; as it would be stored.

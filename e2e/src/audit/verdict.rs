@@ -281,8 +281,8 @@ mod tests {
                 "file state/scratch/s",
             ),
             (
-                |world, _| world.files.snapshots.extend(["blobs/s".to_owned()]),
-                "file state/snapshots/blobs/s",
+                |world, _| world.files.snapshots.extend(["s".to_owned()]),
+                "file state/snapshots/s",
             ),
             (
                 |world, _| world.files.staging.extend(["s".to_owned()]),

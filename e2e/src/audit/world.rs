@@ -281,10 +281,10 @@ fn files(owner: &Owner) -> Result<Files> {
         scratch: names(&state.join("scratch"))?,
         snapshots: {
             let mut all = BTreeSet::new();
-            for folder in ["tmp", "blobs", "manifests"] {
-                let found = names(&state.join("snapshots").join(folder))?;
-                all.extend(found.iter().map(|name| format!("{folder}/{name}")));
+            for folder in ["snapshots", "snapshots/tmp"] {
+                all.extend(names(&state.join(folder))?);
             }
+            all.remove("tmp");
             all
         },
         staging: names(&state.join("images/tmp"))?,

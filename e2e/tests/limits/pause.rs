@@ -185,17 +185,19 @@ async fn a_pause_that_takes_long_is_asked_for_once() {
 #[tokio::test]
 async fn what_stands_still_is_told_to_end() {
     let folder = images().unwrap();
-    let told = "trap 'echo told to end; exit 0' TERM; while :; do sleep 0.1; done";
+    let told = "trap 'echo told to end; exit 0' TERM; touch /ready; while :; do sleep 0.1; done";
     trial::run(options(&folder), async |agent| {
         for (name, ttl) in [("deleted", None), ("over", Some(3))] {
             let mut spec = line(told);
-            spec["lifecycle"] =
-                json!({"desiredState": "Paused", "terminationGracePeriodSeconds": 60});
+            spec["lifecycle"] = json!({"terminationGracePeriodSeconds": 60});
             if let Some(seconds) = ttl {
                 spec["lifecycle"]["ttlSeconds"] = json!(seconds);
             }
-            let mut client = agent.client().await?;
-            client.apply(&manifest(name, BUSYBOX, spec)).await?;
+            run(agent, name, spec.clone()).await?;
+            // Before that it would be killed by being told.
+            output(agent, name, "until [ -e /ready ]; do sleep 0.05; done").await?;
+            spec["lifecycle"]["desiredState"] = json!("Paused");
+            replace(agent, name, spec).await?;
             wait_paused(agent, name, "Paused").await?;
         }
         let over = agent.wait_finished("over", LIMIT).await?;

@@ -63,7 +63,7 @@ impl Core {
         if seen.told == Told::Ended {
             return delete(seen, now);
         }
-        if let Some(loss) = loss::loss_of(node, uid, self.brake) {
+        if let Some(loss) = loss::loss_of(node, uid, seen.told == Told::Stopped, self.brake) {
             return Some(Task::Lose(loss));
         }
         if !seen.deleting && !seen.has_finalizer() {

@@ -62,12 +62,32 @@ fn a_node_is_lost_when_it_is_gone_given_up_or_long_not_ready() {
 #[test]
 fn what_is_bound_to_another_node_of_that_name_is_lost() {
     let node = node();
-    assert_eq!(loss_of(Some(&node), Some("u"), false), None);
-    assert_eq!(loss_of(Some(&node), None, false), None);
-    assert_eq!(loss_of(Some(&node), Some("x"), false), Some(Loss::Replaced));
-    assert_eq!(loss_of(None, Some("u"), false), Some(Loss::Deleted));
-    assert_eq!(loss_of(None, Some("u"), true), None);
-    assert_eq!(loss_of(Some(&node), Some("x"), true), None);
+    assert_eq!(loss_of(Some(&node), Some("u"), false, false), None);
+    assert_eq!(loss_of(Some(&node), None, false, false), None);
+    assert_eq!(
+        loss_of(Some(&node), Some("x"), false, false),
+        Some(Loss::Replaced)
+    );
+    assert_eq!(loss_of(None, Some("u"), false, false), Some(Loss::Deleted));
+    assert_eq!(loss_of(None, Some("u"), false, true), None);
+    assert_eq!(loss_of(Some(&node), Some("x"), false, true), None);
+}
+
+#[test]
+fn what_is_stopped_outlasts_a_node_that_is_not_ready_and_no_other_loss() {
+    let mut node = node();
+    for (loss, is_lost) in [
+        (Loss::NotReady, false),
+        (Loss::OutOfService, true),
+        (Loss::Deleted, true),
+    ] {
+        node.judged.lost = Some(loss);
+        let told = loss_of(Some(&node), Some("u"), true, false);
+        assert_eq!(told, Some(loss).filter(|_| is_lost));
+        assert_eq!(loss_of(Some(&node), Some("u"), false, false), Some(loss));
+    }
+    let replaced = loss_of(Some(&node), Some("x"), true, false);
+    assert_eq!(replaced, Some(Loss::Replaced));
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl Hands for Remembering {
         let outcome = match action {
             Action::Pull => Event::Image(Err(gone())),
             Action::TearDown => Event::TornDown {
-                usage: Usage::default(),
+                usage: Some(Usage::default()),
                 output_lost: false,
             },
             _ => return,

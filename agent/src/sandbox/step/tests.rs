@@ -1,3 +1,4 @@
+use cloche_crds::sandbox::Idle;
 use proptest::prelude::*;
 
 use super::*;
@@ -22,7 +23,7 @@ fn exit(code: i32) -> Cause {
 
 fn image() -> ImageUse {
     ImageUse {
-        digest: Digest::of(b"an image"),
+        digest: crate::image::Digest::of(b"an image"),
         config: crate::image::ImageConfig::default(),
     }
 }
@@ -67,7 +68,7 @@ fn ended(cause: Cause, second: i64) -> Event {
 
 fn torn_down() -> Event {
     Event::TornDown {
-        usage: Usage::default(),
+        usage: Some(Usage::default()),
         output_lost: false,
     }
 }
@@ -128,7 +129,7 @@ fn output_that_is_lost_is_told() {
     let events = to_running().into_iter().chain([
         ended(exit(0), 6),
         Event::TornDown {
-            usage: Usage::default(),
+            usage: Some(Usage::default()),
             output_lost: true,
         },
     ]);
@@ -348,7 +349,7 @@ fn any_event() -> impl Strategy<Value = Event> {
             Just(DesiredState::Paused),
             Just(DesiredState::Stopped)
         ]
-        .prop_map(|desired| wants(&record(), desired)),
+        .prop_map(wish),
         Just(Event::Tick),
         Just(Event::Delete),
         Just(Event::Paused { turn: 0 }),
@@ -360,6 +361,20 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::Wake),
         Just(Event::Evict(fault(Reason::Evicted))),
         Just(torn_down()),
+    ]
+}
+
+/// Of whatever record it comes to: only the wish is taken from it.
+fn wish(desired: DesiredState) -> Event {
+    wants(&record(), desired)
+}
+
+fn idle_action() -> impl Strategy<Value = Option<IdleAction>> {
+    prop_oneof![
+        Just(None),
+        Just(Some(IdleAction::Stop)),
+        Just(Some(IdleAction::Pause)),
+        Just(Some(IdleAction::End))
     ]
 }
 
@@ -384,7 +399,7 @@ fn died(cause: Cause) -> Event {
 
 /// The files are kept for the stop that was begun at `since`.
 fn kept(since: Now) -> Event {
-    let files = Digest::of(b"files");
+    let files = crate::sandbox::fixture::saved();
     Event::Kept { since, files }
 }
 
@@ -404,12 +419,49 @@ fn rank(state: &State) -> u8 {
     }
 }
 
+/// One that nothing is under way for is as its spec says, unless idleness made it otherwise; and says why it does not run.
+fn is_as_wished(record: &SandboxRecord) -> bool {
+    let desired = record.spec.desired;
+    match (&record.state, record.stopped) {
+        (State::Running { pause: None, .. }, None) => desired == DesiredState::Running,
+        (
+            State::Running {
+                pause: Some(pause), ..
+            },
+            None,
+        ) => match pause.by {
+            PausedBy::Spec => desired != DesiredState::Stopped,
+            PausedBy::Idleness => desired == DesiredState::Running,
+        },
+        (
+            State::Keeping {
+                was_told: false, ..
+            },
+            Some(PausedBy::Spec),
+        ) => desired == DesiredState::Stopped,
+        (State::Halting { .. } | State::Keeping { .. } | State::Discarding { .. }, by) => {
+            by.is_some()
+        }
+        // One that could not be brought back is tried again.
+        (State::Stopped { again, .. }, Some(PausedBy::Spec)) => {
+            desired == DesiredState::Stopped || again.is_some()
+        }
+        (State::Stopped { .. }, by) => by == Some(PausedBy::Idleness),
+        (State::Running { .. }, Some(_)) => false,
+        _ => true,
+    }
+}
+
 proptest! {
     /// Whatever happens in whatever order: an end is never taken back, a reason never changes, an end is torn down exactly once,
     /// removal comes last and only to deleted ones, no claimed instance is forgotten, and files that are kept stay so until it runs or ends.
     #[test]
-    fn invariants_hold_for_any_sequence(events in prop::collection::vec(any_event(), 0..40), gaps in prop::collection::vec(0_i64..100, 40)) {
+    fn invariants_hold_for_any_sequence(events in prop::collection::vec(any_event(), 0..40), gaps in prop::collection::vec(0_i64..100, 40), has_command: bool, action in idle_action()) {
         let mut record = record();
+        if !has_command {
+            record.spec.main = MainCommand::Idle;
+        }
+        record.spec.idle = action.map(|action| Idle { timeout: Duration::from_secs(9), action });
         let mut time = 0;
         let mut torn_down = 0;
         let mut owned: Vec<String> = Vec::new();
@@ -422,7 +474,8 @@ proptest! {
                     let instance = state.instance().unwrap_or_default().to_owned();
                     Event::Died { instance, cause }
                 }
-                (Event::Kept { .. }, State::Keeping { halt, .. }) => kept(halt.since),
+                (Event::Kept { .. }, State::Keeping { since, .. }) => kept(*since),
+                (Event::Changed { spec: wished, .. }, _) => wants(&record, wished.desired),
                 (event, _) => event,
             };
             if let Event::Claimed(Ok(id)) = &event { owned.push(id.clone()); }
@@ -457,6 +510,7 @@ proptest! {
                 return Ok(());
             }
             prop_assert!(torn_down <= 1);
+            prop_assert!(is_as_wished(&next), "{next:?}");
             record = next;
         }
         let is_held = rank(&record.state) < 5 && !matches!(record.state, State::Discarding { .. });

@@ -1,5 +1,3 @@
-use cloche_crds::sandbox::Idle;
-
 use super::*;
 
 fn running() -> SandboxRecord {

@@ -1,5 +1,3 @@
-use cloche_crds::sandbox::Idle;
-
 use super::*;
 
 fn running() -> SandboxRecord {
@@ -90,10 +88,8 @@ fn a_stop_tells_the_command_keeps_the_files_and_gives_the_rest_back() {
         Some(now_at(65).boot),
         "its time to live"
     );
-    assert_eq!(
-        stopped.kept.map(|kept| (kept.by, kept.since)),
-        Some((PausedBy::Spec, now_at(10)))
-    );
+    assert_eq!(stopped.stopped, Some(PausedBy::Spec));
+    assert_eq!(stopped.kept.map(|kept| kept.since), Some(now_at(10)));
 }
 
 #[test]
@@ -184,7 +180,8 @@ fn it_is_brought_back_with_its_files_and_goes_on_to_live() {
             (30, Event::Claimed(Ok("i2".to_owned()))),
         ],
     );
-    assert_eq!(claimed.bound, now_at(30), "its start begins here");
+    assert_eq!(claimed.begun(), now_at(30), "its start begins here");
+    assert_eq!(claimed.bound, now_at(0));
     assert!(claimed.kept.is_some());
     let late = step(&claimed, died(fault(Reason::OOMKilled)), now_at(31));
     assert_eq!(late, (claimed.clone(), vec![]), "of the instance before");
@@ -194,11 +191,11 @@ fn it_is_brought_back_with_its_files_and_goes_on_to_live() {
     assert_eq!(again.kept, None, "its files are its own again");
     // What it used in all is told at its end.
     let end = Event::TornDown {
-        usage: Usage {
+        usage: Some(Usage {
             peak_memory: Some(50),
             cpu_usec: Some(3),
             written: Some(1),
-        },
+        }),
         output_lost: false,
     };
     let (ended, _) = then(&again, [(40, ended(exit(0), 40)), (41, end)]);
@@ -249,6 +246,13 @@ fn what_cannot_be_brought_back_is_stopped_again_and_tried_again() {
         assert_eq!(deadline(&again), Some(now_at(40).boot));
         let (waking, actions) = step(&again, Event::Tick, now_at(40));
         assert_eq!((name(&waking), actions), ("Bound", vec![Action::Pull]));
+        // Each time it takes longer.
+        let failure = Event::Image(Err(fault(Reason::ImageNotFound)));
+        let nothing = Event::Discarded { usage: None };
+        let (again, _) = then(&waking, [(41, failure), (42, nothing)]);
+        assert!(
+            matches!(again.state, State::Stopped { again: Some(at), .. } if at == now_at(72).boot)
+        );
     }
     let lost = Event::Claimed(Err(fault(Reason::SnapshotCorrupt)));
     let (ending, actions) = then(&stopped, [begin, (21, lost)]);
@@ -371,4 +375,66 @@ fn an_agent_that_comes_back_goes_on_where_it_was() {
     // It was to run again, and a reboot came between.
     stopped.spec.desired = DesiredState::Running;
     assert_eq!(begin(&stopped), [Action::Pull]);
+}
+
+#[test]
+fn one_that_is_to_be_paused_in_place_of_stopped_stands_still() {
+    let record = idling();
+    let stop = (10, wants(&record, DesiredState::Stopped));
+    let pause = (11, wants(&record, DesiredState::Paused));
+    let (pausing, actions) = then(&record, [stop, pause]);
+    assert_eq!((name(&pausing), actions), ("Pausing", vec![Action::Pause]));
+    let still = Event::Paused { turn: 0 };
+    let (paused, actions) = step(&pausing, still, now_at(12));
+    assert_eq!((name(&paused), actions), ("Paused", vec![]));
+}
+
+#[test]
+fn a_restart_of_the_agent_does_not_give_up_what_idleness_began() {
+    let (keeping, _) = step(&sleepy(), Event::Idle, now_at(40));
+    let again = (42, started(5));
+    let (same, actions) = then(&keeping, [(41, Event::Begin), again]);
+    assert_eq!((same, actions), (keeping, vec![]));
+}
+
+#[test]
+fn what_idleness_stopped_and_its_spec_wants_again_is_tried_again() {
+    let events = [(40, Event::Idle), (41, kept(now_at(40))), (42, used(1))];
+    let (slept, _) = then(&sleepy(), events);
+    let fails = [
+        (51, Event::Image(Err(fault(Reason::ImageNotFound)))),
+        (52, Event::Discarded { usage: None }),
+    ];
+    let (by_use, _) = then(
+        &slept,
+        std::iter::once((50, Event::Wake)).chain(fails.clone()),
+    );
+    assert_eq!(
+        deadline(&by_use),
+        by_use.expires(),
+        "the next session tries"
+    );
+    let start = (50, wants(&slept, DesiredState::Running));
+    let (by_spec, _) = then(&slept, std::iter::once(start).chain(fails));
+    assert_eq!(
+        deadline(&by_spec),
+        Some(now_at(52 + 15).boot).min(by_spec.expires())
+    );
+    assert!(matches!(
+        by_spec.state,
+        State::Stopped { again: Some(_), .. }
+    ));
+}
+
+#[test]
+fn what_it_used_is_told_also_of_one_that_ends_while_it_is_stopped() {
+    let stopped = stopped(&running());
+    let (ending, _) = step(&stopped, Event::Delete, now_at(20));
+    let nothing = Event::TornDown {
+        usage: None,
+        output_lost: false,
+    };
+    let (ended, _) = step(&ending, nothing, now_at(21));
+    let usage = ended.state.termination().unwrap().usage.unwrap();
+    assert_eq!(usage.cpu_usec, Some(7));
 }
