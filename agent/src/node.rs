@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cloche_crds::sandbox::RuntimeStatus;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -16,8 +16,8 @@ use crate::image::ImageStore;
 use crate::instance::Workshop;
 use crate::instance::pool::Pool;
 use crate::ledger::Ledger;
-use crate::sandbox::SandboxRecord;
 use crate::sandbox::admission::Budget;
+use crate::sandbox::{Cause, SandboxRecord};
 use crate::settled::Settled;
 use crate::snapshot::Store;
 use crate::usage::Sampler;
@@ -56,6 +56,8 @@ pub struct Node {
     pub sampler: Sampler,
     /// What sandboxes may request.
     pub budget: Budget,
+    /// Why all that runs here is to end, and nothing new to begin.
+    pub leaving: watch::Sender<Option<Cause>>,
     /// Told when a sandbox begins to wait for room.
     pub room_wanted: Notify,
     /// Bytes of images to keep.

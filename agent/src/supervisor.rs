@@ -18,7 +18,7 @@ use crate::node::Node;
 use crate::sandbox::admission::{self, Need, Room};
 use crate::sandbox::driver::{Driver, DriverHandle, Hands};
 use crate::sandbox::hands::NodeHands;
-use crate::sandbox::{Event, SandboxRecord, State, Termination};
+use crate::sandbox::{Cause, Event, SandboxRecord, State, Termination};
 use crate::source::{Accounted, DesiredSet, Origin, Remembered, SandboxKey, Wanted};
 
 /// Ends of drivers that may wait.
@@ -34,6 +34,8 @@ struct Driven {
     incarnation: u64,
     told_to_delete: bool,
     told_to_end: bool,
+    /// That the node is leaving.
+    told_to_leave: bool,
     /// Whether it was given room.
     room: watch::Sender<bool>,
 }
@@ -133,7 +135,10 @@ impl Supervisor {
     /// Follows the desired objects until the node's `cancel`.
     pub async fn run<D: DesiredSet>(mut self, mut desired: watch::Receiver<D>) {
         let (_, mut news) = self.node.board.watch();
+        let mut leaving = self.node.leaving.subscribe();
         loop {
+            let why = leaving.borrow_and_update().clone();
+            self.leave(why).await;
             let wanted = desired.borrow_and_update().clone();
             self.reconcile(&wanted).await;
             self.account(wanted.revision());
@@ -153,6 +158,7 @@ impl Supervisor {
                         }
                         break;
                     }
+                    Ok(()) = leaving.changed() => break,
                     // One that is brought back wants a share again.
                     () = self.node.room_wanted.notified() => {}
                     // What has ended gives its share back, also where it stays to be read.
@@ -161,6 +167,16 @@ impl Supervisor {
                         Err(RecvError::Closed) => return,
                     },
                 }
+            }
+        }
+    }
+
+    /// The node is leaving, or is not any more: tells those that were not told.
+    async fn leave(&mut self, why: Option<Cause>) {
+        for driven in self.driven.values_mut() {
+            let was_told = std::mem::replace(&mut driven.told_to_leave, why.is_some());
+            if let (Some(cause), false) = (&why, was_told) {
+                driven.handle.tell(Event::Leave(cause.clone())).await;
             }
         }
     }
@@ -210,7 +226,11 @@ impl Supervisor {
             Origin::Object { .. } => 0,
         };
         let Some(driven) = self.driven.get_mut(key) else {
-            let room = self.room(Need::of(&wanted.effective.resources), false, |_| true);
+            let leaving = self.node.leaving.borrow().clone();
+            let room = leaving.map_or_else(
+                || self.room(Need::of(&wanted.effective.resources), false, |_| true),
+                Room::Never,
+            );
             let has_room = watch::Sender::new(room == Room::Now);
             let record = self.bind(key, &wanted, room);
             let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.clone());
@@ -319,6 +339,9 @@ impl Supervisor {
             .collect();
         waiting.sort();
         let mut waits = false;
+        if self.node.leaving.borrow().is_some() {
+            return !waiting.is_empty();
+        }
         for (bound, key) in waiting {
             let Some(asked) = self
                 .driven
@@ -467,6 +490,7 @@ impl Supervisor {
                 incarnation,
                 told_to_delete,
                 told_to_end: false,
+                told_to_leave: false,
                 room,
             },
         );

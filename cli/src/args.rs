@@ -106,6 +106,8 @@ pub(crate) enum Command {
     Start(Pace),
     /// Delete sandboxes
     Rm(Rm),
+    /// End what runs on a node, and keep new sandboxes away from it
+    Drain(Drain),
 }
 
 impl Command {
@@ -123,7 +125,8 @@ impl Command {
             | Self::Resume(_)
             | Self::Stop(_)
             | Self::Start(_)
-            | Self::Rm(_) => false,
+            | Self::Rm(_)
+            | Self::Drain(_) => false,
         }
     }
 }
@@ -439,6 +442,22 @@ pub(crate) struct Pace {
         action = clap::ArgAction::Set
     )]
     pub(crate) wait: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Gives the Node the taint cloche.dev/drain, as `kubectl taint` would, and waits until nothing runs there: each sandbox is told to end, has
+its grace period, and ends with NodeShutdown. Stopped ones stay, with their files on the node's disk. Pods are not touched: `kubectl
+drain` does that.")]
+pub(crate) struct Drain {
+    /// Name of the node
+    pub(crate) node: String,
+    /// Take the taint off again
+    #[arg(long)]
+    pub(crate) undo: bool,
+    /// How long to wait until nothing runs there; 0 does not wait
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration, conflicts_with = "undo")]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]

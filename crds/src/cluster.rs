@@ -17,6 +17,9 @@ pub const SILENCE: Duration = Duration::from_mins(2);
 /// is left on the node, or the operator where no node can have anything of it.
 pub const FINALIZER: &str = "cloche.dev/teardown";
 
+/// Taint of a Node whose sandboxes are to end, whatever its value and effect: nothing tolerates it.
+pub const DRAIN_TAINT: &str = "cloche.dev/drain";
+
 /// Signer of the certificates of agents (`spec.signerName` of a `CertificateSigningRequest`).
 pub const AGENT_SIGNER: &str = "cloche.dev/agent";
 /// Signer of the certificates of gateways.

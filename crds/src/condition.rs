@@ -120,6 +120,8 @@ pub enum ConditionReason {
     AgentUnreachable,
     /// Ready=False, of a node: its agent has no certificate that holds, so that nobody can reach its sandboxes.
     NoCertificate,
+    /// Ready=False, of a node: it is being drained or shut down.
+    Draining,
     /// Ready=False, of a node: no pod holds there what its sandboxes may request.
     NotReserved,
     /// Finished=True, Stalled=True, or another condition that this end made `False`.
@@ -155,6 +157,7 @@ impl ConditionReason {
             Self::Terminating => "Terminating",
             Self::AgentUnreachable => "AgentUnreachable",
             Self::NoCertificate => "NoCertificate",
+            Self::Draining => "Draining",
             Self::NotReserved => "NotReserved",
             Self::Ended(reason) => reason.as_str(),
         }

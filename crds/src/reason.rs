@@ -51,6 +51,8 @@ pub enum Reason {
     RuntimeCrashed,
     /// The node was rebooted or is gone.
     NodeLost,
+    /// Its node is being drained or shut down.
+    NodeShutdown,
     /// It was stopped, and the files that it was to be brought back with are damaged or gone.
     SnapshotCorrupt,
     /// Its object was deleted.
@@ -62,7 +64,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason that this build knows, in the order of `docs/reasons.md`; without [`Reason::Unknown`].
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Completed,
         Self::Error,
         Self::OOMKilled,
@@ -83,6 +85,7 @@ impl Reason {
         Self::NodeRejected,
         Self::RuntimeCrashed,
         Self::NodeLost,
+        Self::NodeShutdown,
         Self::SnapshotCorrupt,
         Self::Deleted,
     ];
@@ -110,6 +113,7 @@ impl Reason {
             Self::NodeRejected => "NodeRejected",
             Self::RuntimeCrashed => "RuntimeCrashed",
             Self::NodeLost => "NodeLost",
+            Self::NodeShutdown => "NodeShutdown",
             Self::SnapshotCorrupt => "SnapshotCorrupt",
             Self::Deleted => "Deleted",
             Self::Unknown => "Unknown",
@@ -138,6 +142,7 @@ impl Reason {
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost
+            | Self::NodeShutdown
             | Self::SnapshotCorrupt => Phase::Failed,
             Self::Unknown => Phase::Unknown,
         }
@@ -166,6 +171,7 @@ impl Reason {
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost
+            | Self::NodeShutdown
             | Self::SnapshotCorrupt => FailureDomain::Infrastructure,
             Self::Unknown => FailureDomain::Unknown,
         }
@@ -195,6 +201,7 @@ impl Reason {
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost
+            | Self::NodeShutdown
             | Self::SnapshotCorrupt => true,
             Self::Completed
             | Self::Error
@@ -238,6 +245,7 @@ impl Reason {
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost
+            | Self::NodeShutdown
             | Self::SnapshotCorrupt => true,
         }
     }
@@ -265,6 +273,7 @@ impl Reason {
             | Self::NodeRejected
             | Self::RuntimeCrashed
             | Self::NodeLost
+            | Self::NodeShutdown
             | Self::SnapshotCorrupt
             | Self::Deleted
             | Self::Unknown => None,

@@ -165,7 +165,10 @@ pub async fn run(options: Options) -> Result<()> {
         crew.join("watch of the reservation", reservation.run(stop()));
     }
     crew.join("Lease", heart.run(stop()));
-    crew.join("watch of the Node", own_node.run(client, stop()));
+    crew.join(
+        "watch of the Node",
+        own_node.run(client, node.leaving.clone(), stop()),
+    );
     crew.join("clerk", clerk.run(told, stop()));
     crew.join("supervisor", supervisor.run(desired));
     crew.run().await

@@ -5,6 +5,8 @@
 
 use std::path::Path;
 
+use cloche_crds::Reason;
+use cloche_crds::cluster::DRAIN_TAINT;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
@@ -17,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::judge::OurNode;
 use super::patience::patient;
+use crate::sandbox::Cause;
 use crate::source::{Folder, FolderError};
 
 const FILE: &str = "node.json";
@@ -51,6 +54,45 @@ pub(super) struct NodeFacts {
     pub node: OurNode,
     /// Its `InternalIP`; absent until the apiserver has told it to this agent.
     pub address: Option<String>,
+    /// Why its sandboxes are to end, if they are.
+    pub leaving: Option<Leaving>,
+}
+
+/// Why the sandboxes of a node are to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// Somebody said so.
+    Drained,
+    /// Its kubelet says that the machine shuts down.
+    ShutDown,
+}
+
+/// What a kubelet says in the condition Ready while the machine shuts down (`pkg/kubelet/nodeshutdown`).
+const SHUTS_DOWN: &str = "node is shutting down";
+
+impl Leaving {
+    fn of(node: &Node) -> Option<Self> {
+        let taints = node.spec.iter().flat_map(|spec| &spec.taints).flatten();
+        if taints.into_iter().any(|taint| taint.key == DRAIN_TAINT) {
+            return Some(Self::Drained);
+        }
+        let conditions = node.status.iter().flat_map(|status| &status.conditions);
+        let shuts_down = conditions.flatten().any(|condition| {
+            let message = condition.message.as_deref().unwrap_or_default();
+            condition.type_ == "Ready" && condition.status != "True" && message.contains(SHUTS_DOWN)
+        });
+        shuts_down.then_some(Self::ShutDown)
+    }
+
+    /// Why a sandbox ends by it.
+    pub(super) fn cause(self) -> Cause {
+        let message = match self {
+            Self::Drained => format!("its node is being drained (the taint {DRAIN_TAINT})"),
+            Self::ShutDown => "its node is shutting down".to_owned(),
+        };
+        let reason = Reason::NodeShutdown;
+        Cause::new(reason, reason.default_domain(), message)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -87,6 +129,7 @@ impl OwnNode {
                 Some(NodeFacts {
                     node,
                     address: None,
+                    leaving: None,
                 })
             }
         };
@@ -110,7 +153,12 @@ impl OwnNode {
     }
 
     /// Follows it until `stop`.
-    pub(super) async fn run(self, client: kube::Client, stop: CancellationToken) {
+    pub(super) async fn run(
+        self,
+        client: kube::Client,
+        leaving: watch::Sender<Option<Cause>>,
+        stop: CancellationToken,
+    ) {
         let nodes: Api<DeserializeGuard<Node>> = Api::all(client);
         let one = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
         let mut told = std::pin::pin!(patient(watcher(nodes, one), |event| !matches!(
@@ -124,7 +172,16 @@ impl OwnNode {
                 next = told.next() => next,
             };
             match next {
-                Some(Ok(Event::Apply(node) | Event::InitApply(node))) => self.see(node),
+                Some(Ok(Event::Apply(node) | Event::InitApply(node))) => {
+                    self.see(node);
+                    let facts = self.facts.borrow().clone();
+                    let cause = facts.and_then(|facts| facts.leaving).map(Leaving::cause);
+                    leaving.send_if_modified(|before| {
+                        let differs = *before != cause;
+                        *before = cause;
+                        differs
+                    });
+                }
                 Some(Ok(Event::Delete(_))) => {
                     tracing::error!(
                         node = self.name,
@@ -143,13 +200,13 @@ impl OwnNode {
     }
 
     fn see(&self, DeserializeGuard(node): DeserializeGuard<Node>) {
-        let (metadata, address) = match node {
+        let (metadata, address, leaving) = match node {
             Ok(node) => {
-                let address = address(&node);
-                (node.metadata, address)
+                let (address, leaving) = (address(&node), Leaving::of(&node));
+                (node.metadata, address, leaving)
             }
             // What this build cannot read of it changes nothing of who it is.
-            Err(invalid) => (invalid.metadata, None),
+            Err(invalid) => (invalid.metadata, None, None),
         };
         let Some(uid) = metadata.uid else { return };
         let node = OurNode {
@@ -167,7 +224,11 @@ impl OwnNode {
             }
             self.ours.send_replace(Some(node.clone()));
         }
-        let facts = Some(NodeFacts { node, address });
+        let facts = Some(NodeFacts {
+            node,
+            address,
+            leaving,
+        });
         self.facts.send_if_modified(|before| {
             let differs = *before != facts;
             *before = facts;
@@ -225,6 +286,26 @@ mod tests {
         assert_eq!(next.ours().borrow().as_ref().unwrap().uid, "uid-2");
         let again = OwnNode::open(state.path(), "one").unwrap();
         assert_eq!(again.ours().borrow().as_ref().unwrap().uid, "uid-2");
+    }
+
+    #[test]
+    fn a_node_leaves_by_a_taint_or_by_its_kubelets_word() {
+        let of = |spec: serde_json::Value, message: &str, ready: &str| {
+            let conditions = json!([{"type": "Ready", "status": ready, "message": message}]);
+            let node = json!({"spec": spec, "status": {"conditions": conditions}});
+            Leaving::of(&serde_json::from_value(node).unwrap())
+        };
+        let taint = |key: &str| json!({"taints": [{"key": key, "effect": "NoSchedule"}]});
+        let well = "kubelet is posting ready status";
+        assert_eq!(of(json!({}), well, "True"), None);
+        assert_eq!(of(taint("cloche.dev/other"), well, "True"), None);
+        assert_eq!(
+            of(taint("cloche.dev/drain"), well, "True"),
+            Some(Leaving::Drained)
+        );
+        let shuts_down = "[container runtime network not ready, node is shutting down]";
+        assert_eq!(of(json!({}), shuts_down, "False"), Some(Leaving::ShutDown));
+        assert_eq!(of(json!({}), "kubelet stopped", "Unknown"), None);
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub enum Event {
     },
     /// The node needs what it uses.
     Evict(Cause),
+    /// Its node is being drained or shut down.
+    Leave(Cause),
     /// Somebody else has declared it ended: nothing of it may run.
     End(Cause),
     /// Nothing of the instance is left.
@@ -141,6 +143,7 @@ impl Event {
             | Self::Kept { .. }
             | Self::Discarded { .. }
             | Self::Evict(_)
+            | Self::Leave(_)
             | Self::End(_)
             | Self::TornDown { .. } => false,
         }
@@ -224,6 +227,7 @@ pub fn step(record: &SandboxRecord, event: Event, now: Now) -> (SandboxRecord, V
             }
         }
         Event::Evict(cause) => fail(&mut next, cause, now),
+        Event::Leave(cause) => leave(&mut next, cause, now),
         Event::End(cause) => end(&mut next, cause, now),
         Event::Kept { since, files } => on_kept(&mut next, since, files),
         Event::Discarded { usage } => on_discarded(&mut next, usage, now),
@@ -943,6 +947,23 @@ fn end(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
     (record.values, record.lacks, record.kept) = (None, None, None);
     (record.stopped, record.woken) = (None, None);
     vec![Action::TearDown]
+}
+
+/// What runs is told to end; what is stopped, or on its way there, stays so with its files.
+fn leave(record: &mut SandboxRecord, cause: Cause, now: Now) -> Vec<Action> {
+    match &record.state {
+        State::Running { .. } => stop(record, cause, now),
+        State::Bound | State::Claimed { .. } | State::MainRequested { .. } => {
+            fail(record, cause, now)
+        }
+        State::Halting { .. }
+        | State::Keeping { .. }
+        | State::Discarding { .. }
+        | State::Stopped { .. }
+        | State::Stopping { .. }
+        | State::Ending { .. }
+        | State::Ended { .. } => Vec::new(),
+    }
 }
 
 /// Something went wrong: an end, but of what is being brought back, whose files are there still.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use cloche_crds::quantity::Quantity;
 use cloche_crds::sandbox::RuntimeStatus;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -204,6 +204,7 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         streams: Streams::default(),
         sampler,
         budget,
+        leaving: watch::Sender::default(),
         room_wanted: Notify::new(),
         image_budget: Quantity(options.image_budget.clone())
             .bytes()

@@ -35,6 +35,8 @@ pub(crate) enum Selection {
     All(Option<String>),
     /// All of all namespaces, perhaps only those of some labels.
     Everywhere(Option<String>),
+    /// All that are bound to the node of this name, of all namespaces.
+    OnNode(String),
 }
 
 /// One step of what happens to sandboxes.
@@ -138,6 +140,17 @@ impl Backend {
         }
         .map_err(|failure| failure.error(format!("set the state of sandbox {name}")))?;
         Ok(generation)
+    }
+
+    /// Has all sandboxes of a node end, or takes that back.
+    pub(crate) async fn set_drained(&self, node: &str, is_drained: bool) -> Result<(), Error> {
+        match self {
+            Self::Standalone(_) => Err(Failure::Refused(Refusal::other(
+                "an agent alone has no nodes: delete its sandboxes",
+            ))),
+            Self::Cluster(cluster) => cluster.set_drained(node, is_drained).await,
+        }
+        .map_err(|failure| failure.error(format!("drain node {node}")))
     }
 
     /// All that [`Self::create`] does but storing it; as it would be stored.

@@ -100,6 +100,11 @@ impl Standalone {
         let key = match selection {
             Selection::One(name) => Some(self.key(name)),
             Selection::All(None) | Selection::Everywhere(None) => None,
+            Selection::OnNode(_) => {
+                return Err(Failure::Refused(Refusal::other(
+                    "an agent alone has no nodes",
+                )));
+            }
             Selection::All(Some(_)) | Selection::Everywhere(Some(_)) => {
                 return Err(Failure::Refused(Refusal::other(
                     "an agent alone does not select by labels",

@@ -3,6 +3,7 @@
 mod attach;
 mod create;
 mod describe;
+mod drain;
 mod exec;
 mod log;
 mod ls;
@@ -40,6 +41,7 @@ pub(crate) async fn run(cli: &Cli) -> Result<u8, Error> {
         Command::Stop(args) => pace::set(&backend, args, pace::STOP).await.map(|()| 0),
         Command::Start(args) => pace::set(&backend, args, pace::START).await.map(|()| 0),
         Command::Rm(args) => rm::rm(&backend, args).await.map(|()| 0),
+        Command::Drain(args) => drain::drain(&backend, args).await.map(|()| 0),
     }
 }
 

@@ -154,6 +154,56 @@ async fn a_node_without_its_reservation_is_drained() {
     .unwrap();
 }
 
+/// What runs there is told to end and has its time, what is stopped stays so, and nothing new comes until that is taken back.
+#[tokio::test]
+async fn a_drained_node_ends_what_runs_and_keeps_what_is_stopped() {
+    cluster::run(1, scene::options().unwrap(), async |cluster| {
+        let polite = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint('ready', flush=True)\ntime.sleep(1000)";
+        let own = json!({"command": ["python3", "-c", polite]});
+        scene::start(cluster, "runs", &own).await?;
+        scene::first_words(cluster, "runs").await?;
+        scene::start(cluster, "stopped", &json!({})).await?;
+        scene::python(cluster, "stopped", "open('/f', 'w').write('mine')").await?;
+        let stopped = cluster.sandbox(&["stop", "stopped"]).await?;
+        ensure!(stopped.status.success(), "{stopped:?}");
+
+        let drained = cluster.sandbox(&["drain", "node1"]).await?;
+        let told = String::from_utf8_lossy(&drained.stdout).into_owned();
+        ensure!(drained.status.success() && told.contains("1 stopped"), "{drained:?}");
+        let ended = cluster
+            .wait("runs", LIMIT, "its end", |object| condition(object, "Finished") == Some("True"))
+            .await?;
+        let end = ended.status.and_then(|status| status.termination).context("its end")?;
+        ensure!(
+            (end.reason, end.exit_code) == (Reason::NodeShutdown, Some(5)),
+            "{end:?}"
+        );
+        cluster.apply(&scene::manifest("default", "new", &json!({}))).await?;
+        cluster
+            .wait("new", LIMIT, "it waits for a node", |object| {
+                condition(object, "Scheduled") == Some("False")
+            })
+            .await?;
+        let start = cluster.sandbox(&["start", "stopped", "--wait=false"]).await?;
+        ensure!(start.status.success(), "{start:?}");
+        cluster
+            .wait("stopped", LIMIT, "it waits for room", |object| {
+                scene::message(object, "Ready").contains("waits for room")
+            })
+            .await?;
+
+        let undone = cluster.sandbox(&["drain", "node1", "--undo"]).await?;
+        ensure!(undone.status.success(), "{undone:?}");
+        cluster.wait_ready("new").await?;
+        cluster.wait_ready("stopped").await?;
+        let file = scene::python(cluster, "stopped", "print(open('/f').read())").await?;
+        ensure!(file == "mine\n", "{file:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
 /// A node that was lost comes back with what it ran, and what was bound to it since has the room of that: it waits, and runs.
 #[tokio::test]
 async fn a_node_that_comes_back_makes_room_first() {

@@ -20,5 +20,6 @@ mod registries;
 mod remote;
 mod rights;
 mod scene;
+mod stop;
 mod tokens;
 mod whole;

@@ -47,18 +47,21 @@ impl Terms {
             budget: self.budget,
             runtime: self.runtime.clone(),
             architecture: self.architecture,
-            unready,
+            // First, for it ends what runs.
+            unready: facts.leaving.map(|_| Unready::Leaving).or(unready),
         }
     }
 }
 
-/// Why nothing new is to come here. What runs goes on.
+/// Why nothing new is to come here. What runs goes on, unless the node is leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unready {
     /// Nobody can reach the agent.
     NoCertificate,
     /// Others may have what sandboxes would request.
     NotReserved,
+    /// Its sandboxes are to end.
+    Leaving,
 }
 
 impl Unready {
@@ -66,6 +69,7 @@ impl Unready {
         match self {
             Self::NoCertificate => ConditionReason::NoCertificate,
             Self::NotReserved => ConditionReason::NotReserved,
+            Self::Leaving => ConditionReason::Draining,
         }
     }
 
@@ -76,6 +80,9 @@ impl Unready {
             }
             Self::NotReserved => {
                 "the pod that holds the budget of this node's sandboxes is not Running: look at the pods of the DaemonSet cloche-reservation"
+            }
+            Self::Leaving => {
+                "the Node is being drained (kubectl sandbox drain --undo takes that back) or shut down: what runs there ends"
             }
         }
     }
@@ -240,6 +247,7 @@ mod tests {
                 uid: "node-1".to_owned(),
             },
             address: address.map(str::to_owned),
+            leaving: None,
         }
     }
 
@@ -301,7 +309,11 @@ mod tests {
     #[test]
     fn what_stands_against_it_is_told() {
         let status = told(&Value::Null, 0);
-        for unready in [Unready::NoCertificate, Unready::NotReserved] {
+        for unready in [
+            Unready::NoCertificate,
+            Unready::NotReserved,
+            Unready::Leaving,
+        ] {
             let offer = terms().offer(&facts(Some("10.0.0.1")), Some(unready));
             let step = step(&offer, Some(&seen("node-1", &status)), at(9)).unwrap();
             let Step::Tell(patch) = step else {
@@ -316,6 +328,16 @@ mod tests {
                 serde_json::to_value(Time(at(9))).unwrap()
             );
         }
+    }
+
+    #[test]
+    fn that_a_node_leaves_is_told_first() {
+        let leaving = NodeFacts {
+            leaving: Some(crate::cluster::own_node::Leaving::Drained),
+            ..facts(None)
+        };
+        let offer = terms().offer(&leaving, Some(Unready::NoCertificate));
+        assert_eq!(offer.unready, Some(Unready::Leaving));
     }
 
     #[test]

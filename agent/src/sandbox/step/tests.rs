@@ -360,6 +360,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::Idle),
         Just(Event::Wake),
         Just(Event::Evict(fault(Reason::Evicted))),
+        Just(Event::Leave(fault(Reason::NodeShutdown))),
         Just(torn_down()),
     ]
 }

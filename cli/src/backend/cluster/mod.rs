@@ -33,6 +33,8 @@ pub(crate) use socket::Incoming;
 
 /// A list is asked for anew so often when its pages are too old to go on.
 const LISTS: usize = 3;
+/// A Node is written so often when others write it meanwhile.
+const WRITES: usize = 10;
 /// Pages whose version is no longer kept.
 const EXPIRED: u16 = 410;
 /// A deletion of an object of another UID.
@@ -100,7 +102,7 @@ impl Cluster {
                 let object = self.request(self.objects.get(name)?).await?;
                 Ok(vec![Object::of(object).map_err(Failure::Wrong)?])
             }
-            Selection::All(_) | Selection::Everywhere(_) => self
+            Selection::All(_) | Selection::Everywhere(_) | Selection::OnNode(_) => self
                 .page_through(selection)
                 .await
                 .map(|(objects, _)| objects),
@@ -166,6 +168,26 @@ impl Cluster {
         self.request(self.objects.merge(name, patch)?)
             .await
             .map(drop)
+    }
+
+    /// Puts the taint on a Node that has its sandboxes end, or takes it off; beside whatever other taints it has.
+    pub(super) async fn set_drained(&self, node: &str, is_drained: bool) -> Result<(), Failure> {
+        let mut tries = 1;
+        loop {
+            let seen = self.request(objects::node(node)?).await?;
+            let Some(patch) = objects::taints(&seen, is_drained) else {
+                return Ok(());
+            };
+            let request = objects::patch_node(node, &patch)?;
+            match self.client.request::<Value>(request).await {
+                Ok(_) => return Ok(()),
+                // Somebody else wrote meanwhile.
+                Err(kube::Error::Api(status)) if status.code == CONFLICT && tries < WRITES => {
+                    tries += 1;
+                }
+                Err(problem) => return Err(self.failure(problem, Asked::Objects)),
+            }
+        }
     }
 
     /// Asks for a deletion.

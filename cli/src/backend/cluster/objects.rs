@@ -1,6 +1,6 @@
 //! Requests for objects. Pure.
 
-use cloche_crds::cluster::{GROUP, SUBRESOURCES_GROUP, VERSION};
+use cloche_crds::cluster::{DRAIN_TAINT, GROUP, SUBRESOURCES_GROUP, VERSION};
 use cloche_proto::agent::v1alpha1::LogRequest;
 use http::Request;
 use http::header::CONTENT_TYPE;
@@ -9,7 +9,7 @@ use kube::core::params::{
     DeleteParams, GetParams, ListParams, Patch, PatchParams, Preconditions, ValidationDirective,
     WatchParams,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::backend::{Failure, Refusal, Selection};
 
@@ -43,7 +43,9 @@ impl Objects {
 
     fn requests(&self, selection: &Selection) -> Requests {
         Requests::new(match selection {
-            Selection::Everywhere(_) => format!("/apis/{GROUP}/{VERSION}/sandboxes"),
+            Selection::Everywhere(_) | Selection::OnNode(_) => {
+                format!("/apis/{GROUP}/{VERSION}/sandboxes")
+            }
             Selection::One(_) | Selection::All(_) => format!(
                 "/apis/{GROUP}/{VERSION}/namespaces/{}/sandboxes",
                 self.namespace
@@ -67,6 +69,9 @@ impl Objects {
             Selection::One(name) => {
                 params = params.fields(&format!("metadata.name={}", checked(name)?));
             }
+            Selection::OnNode(node) => {
+                params = params.fields(&format!("status.nodeName={}", checked(node)?));
+            }
             Selection::All(labels) | Selection::Everywhere(labels) => {
                 params.label_selector.clone_from(labels);
             }
@@ -80,6 +85,9 @@ impl Objects {
         match selection {
             Selection::One(name) => {
                 params = params.fields(&format!("metadata.name={}", checked(name)?));
+            }
+            Selection::OnNode(node) => {
+                params = params.fields(&format!("status.nodeName={}", checked(node)?));
             }
             Selection::All(labels) | Selection::Everywhere(labels) => {
                 params.label_selector.clone_from(labels);
@@ -216,6 +224,37 @@ fn built(request: Result<Request<Vec<u8>>, kube::core::request::Error>) -> Askin
     request.map_err(|problem| Failure::Refused(Refusal::other(&problem.to_string())))
 }
 
+/// A Node.
+pub(super) fn node(name: &str) -> Asking {
+    built(Requests::new("/api/v1/nodes").get(checked(name)?, &GetParams::default()))
+}
+
+/// Changes a Node.
+pub(super) fn patch_node(name: &str, patch: &Value) -> Asking {
+    let params = PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    built(Requests::new("/api/v1/nodes").patch(checked(name)?, &params, &Patch::Merge(patch)))
+}
+
+/// What has a Node drained, or not any more, if it is otherwise; refused where somebody else has written it since.
+pub(super) fn taints(node: &Value, is_drained: bool) -> Option<Value> {
+    let is_it = |taint: &&Value| taint["key"] == DRAIN_TAINT;
+    let before = node.pointer("/spec/taints").and_then(Value::as_array);
+    let before = before.map_or(&[][..], Vec::as_slice);
+    if before.iter().any(|taint| is_it(&taint)) == is_drained {
+        return None;
+    }
+    let others = before.iter().filter(|taint| !is_it(taint)).cloned();
+    let ours = is_drained.then(|| json!({"key": DRAIN_TAINT, "effect": "NoSchedule"}));
+    let taints: Vec<Value> = others.chain(ours).collect();
+    Some(json!({
+        "metadata": {"resourceVersion": node.pointer("/metadata/resourceVersion")},
+        "spec": {"taints": taints},
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,5 +312,20 @@ mod tests {
             ..LogRequest::default()
         };
         assert!(objects.log("demo", &log).is_err());
+    }
+
+    #[test]
+    fn a_drain_keeps_other_taints_and_writes_only_what_changes() {
+        let other = json!({"key": "gpu", "effect": "NoSchedule"});
+        let node = |taints: Value| json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}});
+        let patch = taints(&node(json!([other])), true).unwrap();
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        assert_eq!(patch["spec"]["taints"][0], other);
+        assert_eq!(patch["spec"]["taints"][1]["key"], DRAIN_TAINT);
+        let drained = node(patch["spec"]["taints"].clone());
+        assert_eq!(taints(&drained, true), None);
+        let undone = taints(&drained, false).unwrap();
+        assert_eq!(undone["spec"]["taints"], json!([other]));
+        assert_eq!(taints(&json!({}), false), None);
     }
 }

@@ -438,3 +438,40 @@ fn what_it_used_is_told_also_of_one_that_ends_while_it_is_stopped() {
     let usage = ended.state.termination().unwrap().usage.unwrap();
     assert_eq!(usage.cpu_usec, Some(7));
 }
+
+#[test]
+fn a_node_that_leaves_ends_what_runs_and_leaves_what_is_stopped() {
+    let leave = || Event::Leave(fault(Reason::NodeShutdown));
+    let running = running();
+    let (stopping, actions) = step(&running, leave(), now_at(10));
+    assert_eq!(
+        (name(&stopping), actions),
+        ("Stopping", vec![Action::Terminate])
+    );
+    let (ending, _) = step(&stopping, ended(exit(5), 11), now_at(11));
+    let end = ending.state.termination().unwrap();
+    assert_eq!(
+        (end.cause.reason, end.cause.exit_code),
+        (Reason::NodeShutdown, Some(5))
+    );
+    let (bound, _) = step(&record(), Event::Begin, now_at(1));
+    assert_eq!(step(&bound, leave(), now_at(2)).1, [Action::TearDown]);
+
+    let stopped = stopped(&running);
+    assert_eq!(
+        step(&stopped, leave(), now_at(20)),
+        (stopped.clone(), vec![])
+    );
+    let (waking, _) = step(&stopped, wants(&stopped, DesiredState::Running), now_at(20));
+    let (again, actions) = step(&waking, leave(), now_at(21));
+    assert_eq!(
+        (name(&again), actions),
+        ("Discarding", vec![Action::Discard])
+    );
+    assert!(again.kept.is_some());
+    let (halting, _) = step(&running, wants(&running, DesiredState::Stopped), now_at(10));
+    assert_eq!(
+        step(&halting, leave(), now_at(11)),
+        (halting.clone(), vec![])
+    );
+}
