@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cloche_crds::DesiredState;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, watch};
 
@@ -227,10 +228,12 @@ impl Supervisor {
         };
         let Some(driven) = self.driven.get_mut(key) else {
             let leaving = self.node.leaving.borrow().clone();
-            let room = leaving.map_or_else(
-                || self.room(Need::of(&wanted.effective.resources), false, |_| true),
-                Room::Never,
-            );
+            let whole = Need::of(&wanted.effective.resources);
+            let need = match wanted.effective.desired {
+                DesiredState::Stopped => whole.stopped(),
+                DesiredState::Running | DesiredState::Paused => whole,
+            };
+            let room = leaving.map_or_else(|| self.room(need, false, |_| true), Room::Never);
             let has_room = watch::Sender::new(room == Room::Now);
             let record = self.bind(key, &wanted, room);
             let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.clone());
@@ -321,6 +324,7 @@ impl Supervisor {
             stopped: None,
             woken: None,
             failures: 0,
+            overhead: 0,
             used: None,
             aged: Duration::ZERO,
             state,
@@ -382,10 +386,8 @@ impl Supervisor {
                 // One that is to be brought back waits for as long as it lives.
                 Room::Never(_) if is_kept => waits = true,
                 Room::Later => waits = true,
-                Room::Never(cause) => {
-                    driven.told_to_end = true;
-                    driven.handle.tell(Event::Evict(cause)).await;
-                }
+                // Again, should that come when it is being stopped: it is not asked for room then.
+                Room::Never(cause) => driven.handle.tell(Event::Evict(cause)).await,
             }
         }
         waits
@@ -402,11 +404,7 @@ impl Supervisor {
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
         for (key, driven) in &self.driven {
             let need = Need::of(&driven.taken.spec.resources);
-            let disk = Need {
-                memory: 0,
-                cpu_millis: 0,
-                ..need
-            };
+            let disk = need.stopped();
             match self.share(key, driven) {
                 Share::Held => staying.push(need),
                 Share::Awaited
@@ -423,10 +421,10 @@ impl Supervisor {
         admission::room(&self.node.budget, &staying, &leaving, asked)
     }
 
-    /// Whether the sandbox has files to be brought back with.
+    /// Whether the sandbox is one that was stopped, perhaps before it ever ran.
     fn is_kept(&self, key: &SandboxKey) -> bool {
         let posting = self.node.board.get(key);
-        posting.is_some_and(|posting| posting.record.kept.is_some())
+        posting.is_some_and(|posting| posting.record.woken.is_some())
     }
 
     /// Since when it waits, or has what it needs; boot time.

@@ -27,9 +27,22 @@ pub fn of_shape(shape: &Shape) -> Limits {
     limits(shape, shape.cpu_millis, DEFAULT_PIDS)
 }
 
-/// The limits of a claimed instance's group.
-pub fn of_sandbox(resources: &EffectiveResources) -> Limits {
-    limits(&shape(resources), resources.cpu_request.0, resources.pids)
+/// The limits of a claimed instance's group, whose sentry needs so many bytes for what the sandbox was brought back from.
+pub fn of_sandbox(resources: &EffectiveResources, overhead: u64) -> Limits {
+    let limits = limits(&shape(resources), resources.cpu_request.0, resources.pids);
+    Limits {
+        memory: limits.memory.saturating_add(overhead),
+        ..limits
+    }
+}
+
+/// The same while its files are being kept and nothing of the guest runs: the sentry has the names of all of them in its memory, several
+/// times.
+pub fn while_kept(limits: &Limits) -> Limits {
+    Limits {
+        memory: limits.memory.saturating_mul(2),
+        ..*limits
+    }
 }
 
 /// What a sandbox with these requests takes of the node's budget, in bytes.

@@ -48,6 +48,16 @@ impl Need {
             disk: resources.disk_request.0,
         }
     }
+
+    /// The same while it is stopped.
+    #[must_use]
+    pub fn stopped(self) -> Self {
+        Self {
+            memory: 0,
+            cpu_millis: 0,
+            disk: self.disk,
+        }
+    }
 }
 
 /// Whether there is room in `budget` for `asked`, beside what stays and what is ending and has its share still.

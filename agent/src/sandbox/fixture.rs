@@ -24,6 +24,7 @@ pub(crate) fn saved() -> Saved {
     Saved {
         id: "s-1".to_owned(),
         manifest: Digest::of(b"files"),
+        names: 1000,
     }
 }
 
@@ -78,6 +79,7 @@ pub(crate) fn record() -> SandboxRecord {
         stopped: None,
         woken: None,
         failures: 0,
+        overhead: 0,
         used: None,
         aged: Duration::ZERO,
         state: State::Bound,

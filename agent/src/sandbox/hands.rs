@@ -37,6 +37,8 @@ pub struct NodeHands {
     /// Whether the node has room for the sandbox: before, nothing is claimed. Given back with what it was for.
     room: watch::Sender<bool>,
     forward: Option<JoinHandle<()>>,
+    /// Keeps its files.
+    keeping: Option<JoinHandle<()>>,
     /// Kills the instance before its end is written down.
     killing: Option<JoinHandle<()>>,
 }
@@ -48,6 +50,7 @@ impl NodeHands {
             shared: Shared::new(node, key),
             room,
             forward: None,
+            keeping: None,
             killing: None,
         }
     }
@@ -60,6 +63,7 @@ impl NodeHands {
             holding.instance = instance;
             let kept = record.kept.iter().map(|kept| kept.files.clone());
             holding.saved = kept.collect();
+            holding.may_exceed = record.state.may_be_paused();
         }
         if !record.state.may_be_paused() {
             self.shared.pace.runs().await;
@@ -128,7 +132,7 @@ impl Hands for NodeHands {
             Action::Keep => {
                 let number = self.shared.pace.supersede();
                 let keeping = keep::keep(shared, number, record, events);
-                self.shared.node.tasks.spawn(keeping);
+                self.keeping = Some(self.shared.node.tasks.spawn(keeping));
             }
             Action::Discard => {
                 let (forward, room) = (self.forward.take(), self.room.clone());
@@ -155,13 +159,13 @@ impl Hands for NodeHands {
                 }
             })),
             Action::TearDown => {
-                let forward = self.forward.take();
+                let (forward, keeping) = (self.forward.take(), self.keeping.take());
                 // What is killed neither stands still nor goes on.
                 self.shared.pace.supersede();
                 self.shared
                     .node
                     .tasks
-                    .spawn(shared.tear_down(record, forward, events));
+                    .spawn(shared.tear_down(record, (forward, keeping), events));
             }
             Action::Destroy(instance) => drop(
                 self.shared
@@ -393,7 +397,7 @@ impl Shared {
     async fn tear_down(
         self,
         record: SandboxRecord,
-        forward: Option<JoinHandle<()>>,
+        (forward, keeping): (Option<JoinHandle<()>>, Option<JoinHandle<()>>),
         events: mpsc::Sender<Event>,
     ) {
         if let Some(forward) = forward {
@@ -401,6 +405,8 @@ impl Shared {
             // Aborted or finished, both are fine.
             drop(forward.await);
         }
+        // What a claim under way gets comes to the driver before this does.
+        drop(self.claiming.lock().await);
         let State::Ending {
             instance,
             termination,
@@ -414,11 +420,15 @@ impl Shared {
             let reason = termination.cause.reason;
             let mut used = self.take_down(id, &record, reason.as_str()).await;
             if reason == Reason::OOMKilled {
-                let limit = limits::of_sandbox(&record.spec.resources).memory;
+                let limit = record.limits().memory;
                 used.peak_memory = used.peak_memory.max(Some(limit));
             }
             usage = Some(used);
             output_lost = start::is_output_lost(&self).await;
+        }
+        if let Some(keeping) = keeping {
+            // With its sentry killed it soon ends, and what it has kept by then is known.
+            drop(keeping.await);
         }
         let torn_down = Event::TornDown { usage, output_lost };
         drop(events.send(torn_down).await);

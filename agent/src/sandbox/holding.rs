@@ -27,6 +27,8 @@ pub(super) struct Holding {
     pub(super) sessions: Option<Sessions>,
     /// Ends the task of those sessions.
     pub(super) sessions_cancel: Option<CancellationToken>,
+    /// Its memory limit may be above its own: it must be put back before anything of it runs.
+    pub(super) may_exceed: bool,
     /// What the store keeps for it.
     pub(super) saved: BTreeSet<Saved>,
     /// The image, from its pull on.

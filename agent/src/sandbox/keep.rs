@@ -4,6 +4,7 @@
 //! good the sandbox could go on; once the record says that it is, the rest of it is taken down.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -12,7 +13,9 @@ use super::holding::Shared;
 use super::record::{PausedBy, SandboxRecord, State};
 use super::step::Event;
 use super::{pace, start};
+use crate::cgroup::CgroupError;
 use crate::fault;
+use crate::instance::limits;
 use crate::runsc::Sentry;
 use crate::runsc::urpc::UrpcError;
 use crate::snapshot::{Error, Info, Saved};
@@ -30,6 +33,9 @@ enum KeepError {
     /// The sentry did not give them.
     #[error("its sentry did not save them")]
     Sentry(#[from] UrpcError),
+    /// Its sentry was not given the memory for that.
+    #[error(transparent)]
+    Limit(#[from] CgroupError),
     /// What has to be known is not.
     #[error("{0}")]
     Unknown(&'static str),
@@ -111,6 +117,10 @@ async fn save(shared: &Shared, record: &SandboxRecord) -> Result<Saved, KeepErro
         node.snapshots.stage(bytes)
     });
     let staging = staging.await??;
+    let limits = limits::while_kept(&record.limits());
+    shared.holding().may_exceed = true;
+    let (cgroups, id) = (Arc::clone(&shared.node.cgroups), instance.id().to_owned());
+    tokio::task::spawn_blocking(move || cgroups.limit(&id, &limits)).await??;
     let files: Vec<_> = staging.files().iter().map(AsFd::as_fd).collect();
     let mut sentry = Sentry::connect(&instance.paths).await?;
     sentry.save_files(&files).await?;

@@ -4,6 +4,7 @@
 //! much kills it. So it is asked only for what it is known not to do already; where that is not known, after a restart of the agent or a
 //! call that failed, it is looked at first (ADR 0012).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::sync::{Mutex, MutexGuard, mpsc};
 use super::holding::Shared;
 use super::record::{PausedBy, SandboxRecord};
 use super::step::Event;
+use crate::cgroup::CgroupError;
 use crate::clock;
 use crate::fault;
 use crate::runsc::Sentry;
@@ -126,7 +128,7 @@ async fn set<'a>(
         if !shared.pace.is_newest(number) {
             return None;
         }
-        let Err(error) = turn(shared, &mut is_paused, to_pause).await else {
+        let Err(error) = turn(shared, record, &mut is_paused, to_pause).await else {
             shared.holding().beside.cannot_pause = None;
             return Some(is_paused);
         };
@@ -147,15 +149,63 @@ async fn set<'a>(
     }
 }
 
+/// A pace that could not be set.
+#[derive(Debug, thiserror::Error)]
+enum PaceError {
+    /// The sentry.
+    #[error(transparent)]
+    Sentry(#[from] UrpcError),
+    /// Its memory limit, which was raised while its files were being kept.
+    #[error("its memory limit could not be put back")]
+    Limit(#[from] CgroupError),
+    /// The same: it would be killed by it.
+    #[error("it uses {used} of {limit} bytes of memory since its files were being kept")]
+    Exceeds {
+        /// Bytes.
+        used: u64,
+        /// Bytes.
+        limit: u64,
+    },
+    /// The thread that blocks was lost: the runtime shuts down.
+    #[error("put its memory limit back")]
+    Lost(#[from] tokio::task::JoinError),
+}
+
+/// Puts the memory limit back, if it may be raised. What runs has its own.
+async fn limit(shared: &Shared, record: &SandboxRecord, id: &str) -> Result<(), PaceError> {
+    if !shared.holding().may_exceed {
+        return Ok(());
+    }
+    let (cgroups, id, limits) = (
+        Arc::clone(&shared.node.cgroups),
+        id.to_owned(),
+        record.limits(),
+    );
+    tokio::task::spawn_blocking(move || {
+        let (used, limit) = (cgroups.counters(&id)?.memory, limits.memory);
+        if used >= limit {
+            return Err(PaceError::Exceeds { used, limit });
+        }
+        Ok(cgroups.limit(&id, &limits)?)
+    })
+    .await??;
+    shared.holding().may_exceed = false;
+    Ok(())
+}
+
 async fn turn(
     shared: &Shared,
+    record: &SandboxRecord,
     is_paused: &mut Option<bool>,
     to_pause: bool,
-) -> Result<(), UrpcError> {
+) -> Result<(), PaceError> {
     // Without an instance there is nothing to be paused: its end is under way.
     let Some(instance) = shared.instance() else {
         return Ok(());
     };
+    if !to_pause {
+        limit(shared, record, instance.id()).await?;
+    }
     let mut sentry = Sentry::connect(&instance.paths).await?;
     // Not known from here on, should this be broken off.
     let now = match is_paused.take() {

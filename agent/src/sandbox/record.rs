@@ -7,8 +7,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::values::Values;
+use crate::cgroup::Limits;
 use crate::clock::Now;
 use crate::image::{Digest, ImageConfig};
+use crate::instance::limits;
 use crate::ledger::{Outlasts, Record};
 use crate::snapshot::Saved;
 
@@ -56,8 +58,11 @@ pub struct SandboxRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub woken: Option<Now>,
     /// How often in a row it could not be brought back.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u32,
+    /// Bytes of memory that its sentry needs for the names of the files that it was brought back with, beside what any needs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overhead: u64,
     /// What it used before it was stopped last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Usage>,
@@ -116,6 +121,11 @@ impl SandboxRecord {
         Some(self.started()?.boot.saturating_add(left))
     }
 
+    /// The limits of its group.
+    pub fn limits(&self) -> Limits {
+        limits::of_sandbox(&self.spec.resources, self.overhead)
+    }
+
     /// Since when it is being started.
     pub fn begun(&self) -> Now {
         self.woken.unwrap_or(self.bound)
@@ -123,8 +133,8 @@ impl SandboxRecord {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
-fn is_none(count: &u32) -> bool {
-    *count == 0
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }
 
 /// What a stopped sandbox is brought back from.

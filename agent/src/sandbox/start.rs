@@ -22,7 +22,7 @@ use super::step::Event;
 use super::{command, death};
 use crate::clock;
 use crate::fault;
-use crate::instance::{Instance, limits};
+use crate::instance::Instance;
 use crate::runsc::sentry::{ContainerState, Execute, MainFiles};
 use crate::runsc::{Sentry, spec};
 use crate::session::{
@@ -65,7 +65,7 @@ async fn try_prepare(shared: &Shared, record: &SandboxRecord) -> Result<(), Caus
         .image
         .clone()
         .ok_or_else(|| death::internal("its image is not held"))?;
-    let limits = limits::of_sandbox(&record.spec.resources);
+    let limits = record.limits();
     let (cgroups, id) = (Arc::clone(&shared.node.cgroups), instance.id().to_owned());
     tokio::task::spawn_blocking(move || cgroups.limit(&id, &limits))
         .await

@@ -454,8 +454,8 @@ fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
             record.stopped = Some(PausedBy::Spec);
             Vec::new()
         }
-        State::Stopped { again, .. } => {
-            *again = None;
+        State::Stopped { again, failed } => {
+            (*again, *failed) = (None, None);
             record.stopped = Some(PausedBy::Spec);
             Vec::new()
         }
@@ -565,6 +565,7 @@ fn on_kept(record: &mut SandboxRecord, of: Now, files: Saved) -> Vec<Action> {
     match &record.state {
         State::Keeping { started, since, .. } if *since == of => {
             let started = *started;
+            record.overhead = files.names;
             record.kept = Some(Kept {
                 files,
                 started,

@@ -103,6 +103,14 @@ impl Manifest {
         lengths.fold(0, u64::saturating_add)
     }
 
+    /// Bytes of all its files but the pages.
+    pub fn names(&self) -> u64 {
+        let others = self.files.iter().filter(|entry| entry.role != Role::Pages);
+        others
+            .map(|entry| entry.length)
+            .fold(0, u64::saturating_add)
+    }
+
     /// The bytes that are named by their digest.
     pub(super) fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec(self)
@@ -139,7 +147,7 @@ mod tests {
         let manifest = Manifest::of_files(Digest::of(b"image"), "p", files);
         let bytes = manifest.encode().unwrap();
         assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
-        assert_eq!(manifest.length(), 4 << 40);
+        assert_eq!((manifest.length(), manifest.names()), (4 << 40, 3 << 40));
         assert_eq!(manifest.files[1].role.file_name(), "multitar.img");
         let text = String::from_utf8(bytes).unwrap();
         let newer = text.replace("\"version\":1", "\"version\":2,\"more\":3");

@@ -80,6 +80,8 @@ pub struct Saved {
     pub id: String,
     /// Of its manifest.
     pub manifest: Digest,
+    /// Bytes of what the sentry has in its memory of it for as long as it lives: all but the pages.
+    pub names: u64,
 }
 
 /// What is said of a sandbox beside its files.
@@ -175,6 +177,7 @@ impl Store {
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
         let folder = folder.join(STAGED).join(number.to_string());
         DirBuilder::new()
+            .recursive(true)
             .mode(0o700)
             .create(&folder)
             .map_err(failed("make", &folder))?;
@@ -224,6 +227,7 @@ impl Store {
         let saved = Saved {
             id: format!("s-{}", crate::unique::hex::<16>()),
             manifest: Digest::of(&bytes),
+            names: manifest.names(),
         };
         let to = self.inner.folder.join(&saved.id);
         fs::rename(&staging.folder, &to).map_err(failed("name", &to))?;

@@ -234,8 +234,8 @@ pub enum DesiredState {
     Running,
     /// None of its processes gets a processor; all else of it stays, memory too. It runs first, if it never did.
     Paused,
-    /// Its files are kept, but for what lies in `writablePaths` beside a read-only root; its commands end (the main process with SIGTERM
-    /// and time, as at its end), and it holds no memory and no processor. Once it is to run again, its main process is started anew.
+    /// Its files are kept; its commands end (the main process with SIGTERM and time, as at its end), and it holds no memory and no
+    /// processor. Once it is to run again, its main process is started anew.
     /// One that never ran does not begin to.
     Stopped,
 }

@@ -25,7 +25,7 @@ use crate::deadline::{until, within};
 use crate::process::{self, Built};
 
 /// How long an agent may take to serve or to stop.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_mins(1);
 
 /// Where an agent's sandboxes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -164,6 +164,65 @@ async fn files_are_kept_and_nothing_else() {
     .unwrap();
 }
 
+/// The sentry takes memory for their names when they are kept, and afterwards: not the guest's.
+#[tokio::test]
+async fn many_names_fit_into_the_memory_that_they_had() {
+    let folder = images().unwrap();
+    trial::run(options(&folder), async |agent| {
+        let spec = json!({"resources": {"limits": {"memory": "128Mi"}}});
+        run(agent, "s", spec.clone()).await?;
+        let make = "
+            mkdir /d; cd /d; n=x; while [ ${#n} -lt 200 ]; do n=${n}x; done
+            i=0; while [ $i -lt 33000 ]; do : >$n$i; i=$((i + 1)); done";
+        output(agent, "s", make).await?;
+        for _ in 0..2 {
+            stop(agent, "s", &spec).await?;
+            start(agent, "s", &spec).await?;
+            let count = output(agent, "s", "find /d -type f | wc -l").await?;
+            ensure!(count.trim() == "33000", "{count}");
+        }
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Whatever becomes of it in the middle, nothing of it is left (the trial looks).
+#[tokio::test]
+async fn one_that_is_deleted_while_its_files_are_kept_leaves_none() {
+    let folder = images().unwrap();
+    trial::run(options(&folder), async |agent| {
+        for turn in 0..3 {
+            run(agent, "s", json!({})).await?;
+            output(agent, "s", "head -c 200000000 /dev/urandom >/large").await?;
+            set(agent, "s", &json!({}), "Stopped").await?;
+            let staged = agent.state().join("snapshots/tmp");
+            until(LIMIT, "its files are being written", async || {
+                let mut all = std::fs::read_dir(&staged)?;
+                let pages = all
+                    .next()
+                    .transpose()?
+                    .map(|one| one.path().join("pages.img"));
+                let length = pages
+                    .and_then(|path| path.metadata().ok())
+                    .map_or(0, |file| file.len());
+                let is_far = length >= [1, 100_000_000, 200_000_000][turn];
+                // It may be over between two looks.
+                Ok((is_far || !saved(agent)?.is_empty()).then_some(()))
+            })
+            .await?;
+            agent.client().await?.delete("s").await?;
+            agent.wait_gone("s", LIMIT).await?;
+        }
+        until(LIMIT, "nothing is kept", async || {
+            Ok(saved(agent)?.is_empty().then_some(()))
+        })
+        .await
+    })
+    .await
+    .unwrap();
+}
+
 #[tokio::test]
 async fn idleness_stops_and_use_brings_back() {
     let folder = images().unwrap();
@@ -242,6 +301,7 @@ async fn files_that_cannot_be_kept_or_had_are_told() {
         // The store takes nothing.
         let staging = agent.state().join("snapshots/tmp");
         std::fs::remove_dir(&staging)?;
+        std::fs::write(&staging, "in its place")?;
         set(agent, "s", &spec, "Stopped").await?;
         until(LIMIT, "it is told", async || {
             let said = waits(agent, "s", "Running", "Stopping").await?;
@@ -253,7 +313,7 @@ async fn files_that_cannot_be_kept_or_had_are_told() {
         ensure!(output(agent, "s", "cat /f").await? == "mine");
         set(agent, "s", &spec, "Stopped").await?;
         waits(agent, "s", "Running", "Stopping").await?;
-        std::fs::create_dir(&staging)?;
+        std::fs::remove_file(&staging)?;
         waits(agent, "s", "Stopped", "Stopped").await?;
         start(agent, "s", &spec).await?;
         ensure!(output(agent, "s", "cat /f").await? == "mine");
