@@ -1,15 +1,25 @@
-//! A pause and its end, from the manifest to what Watch tells, beside the two calls to the sentry.
+//! A pause and its end, and a stop and its end, from the manifest to what Watch tells, beside the calls to runsc and the sentry.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cloche_agent::runsc::Sentry;
+use cloche_e2e::session::shell;
 use cloche_e2e::{Agent, trial};
 
 use crate::clock::Stopwatch;
 use crate::figure::{Figure, Goal, Samples};
+use crate::raw::Console;
 use crate::scene::{MIB, Scene, images, options};
 
 /// Samples of each.
 const ROUNDS: usize = 200;
+/// The same of stops, each of which writes and reads all files.
+const STOPS: usize = 20;
+/// What is in the sandbox's file.
+const BYTES: u32 = 100_000_000;
+/// How long writing that may take.
+const LIMIT: Duration = Duration::from_mins(1);
 /// The sandboxes' memory, in mebibytes.
 const MEMORY: u64 = 64;
 
@@ -17,7 +27,8 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
     let images = images()?;
     let mut figures = Vec::new();
     trial::run(options(&images), async |agent| {
-        figures = in_turns(agent).await?;
+        figures = pauses(agent).await?;
+        figures.extend(stops(agent).await?);
         Ok(())
     })
     .await
@@ -25,7 +36,7 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-async fn in_turns(agent: &Agent) -> Result<Vec<Figure>> {
+async fn pauses(agent: &Agent) -> Result<Vec<Figure>> {
     let (mut scene, raw) = Scene::open(agent).await?;
     let sandbox = scene.start(MEMORY).await?.name;
     let instance = raw.prepare(MEMORY * MIB)?;
@@ -49,17 +60,59 @@ async fn in_turns(agent: &Agent) -> Result<Vec<Figure>> {
     drop((sentry, channel));
     raw.destroy(instance).await?;
     scene.remove(&[sandbox]).await?;
-    let figure = |name, measured, raw| {
-        Ok::<_, anyhow::Error>(Figure {
-            name,
-            unit: "ms",
-            measured: Samples::new(measured)?,
-            raw: Some(Samples::new(raw)?),
-            goal: Goal::AboveRaw(3.0),
-        })
-    };
+    let goal = Goal::AboveRaw(3.0);
     Ok(vec![
-        figure("lifecycle.pause", pauses, bare_pauses)?,
-        figure("lifecycle.resume", resumes, bare_resumes)?,
+        figure("lifecycle.pause", pauses, bare_pauses, goal)?,
+        figure("lifecycle.resume", resumes, bare_resumes, goal)?,
     ])
+}
+
+async fn stops(agent: &Agent) -> Result<Vec<Figure>> {
+    let (mut scene, raw) = Scene::open(agent).await?;
+    let sandbox = scene.start(MEMORY).await?.name;
+    let write = format!("head -c {BYTES} /dev/urandom >/large");
+    agent.output(&sandbox, shell(&write), LIMIT).await?;
+    let mut instance = raw.prepare(MEMORY * MIB)?;
+    raw.create(&instance).await?;
+    raw.start_root(&instance).await?;
+    let mut channel = raw.claim_asleep(&instance).await?;
+    let program = ["/bin/sh", "-c", &write];
+    Console::open(&instance).await?.run(&program).await?;
+
+    let (mut stops, mut starts) = (Vec::new(), Vec::new());
+    let (mut bare_stops, mut bare_starts) = (Vec::new(), Vec::new());
+    for _ in 0..STOPS {
+        stops.push(scene.set_state(&sandbox, MEMORY, "Stopped").await?);
+        let watch = Stopwatch::start();
+        let (folder, saved) = raw.save(&instance).await?;
+        drop(channel);
+        raw.destroy(instance).await?;
+        bare_stops.push(watch.millis());
+        starts.push(scene.set_state(&sandbox, MEMORY, "Running").await?);
+        let watch = Stopwatch::start();
+        instance = raw.prepare(MEMORY * MIB)?;
+        raw.create_with(&instance, Some(&saved)).await?;
+        raw.start_root(&instance).await?;
+        channel = raw.claim_asleep(&instance).await?;
+        raw.files_are_back(&instance).await?;
+        bare_starts.push(watch.millis());
+        drop(folder);
+    }
+    drop(channel);
+    raw.destroy(instance).await?;
+    scene.remove(&[sandbox]).await?;
+    Ok(vec![
+        figure("lifecycle.stop", stops, bare_stops, Goal::None)?,
+        figure("lifecycle.start", starts, bare_starts, Goal::None)?,
+    ])
+}
+
+fn figure(name: &'static str, measured: Vec<f64>, raw: Vec<f64>, goal: Goal) -> Result<Figure> {
+    Ok(Figure {
+        name,
+        unit: "ms",
+        measured: Samples::new(measured)?,
+        raw: Some(Samples::new(raw)?),
+        goal,
+    })
 }

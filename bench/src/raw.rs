@@ -15,9 +15,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use cloche_agent::cgroup::{Cgroups, Groups};
 use cloche_agent::instance::{Link, Shape, limits};
+use cloche_agent::runsc::saved::NAMES;
 use cloche_agent::runsc::sentry::{Execute, MainFiles};
 use cloche_agent::runsc::urpc::Connection;
-use cloche_agent::runsc::{InstanceName, InstancePaths, Profile, Sentry, argv, spec, tear_down};
+use cloche_agent::runsc::{
+    InstanceName, InstancePaths, Profile, SavedFiles, Sentry, argv, spec, tear_down,
+};
 use cloche_agent::sys::log::BoundedLog;
 use cloche_agent::sys::{Exit, Spawn, spawn};
 use cloche_e2e::Agent;
@@ -25,6 +28,7 @@ use cloche_e2e::process::Built;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::task::{block_in_place, spawn_blocking};
@@ -140,11 +144,20 @@ impl Raw {
 
     /// `runsc create` and `SetNetworkArgs`: *created*.
     pub(crate) async fn create(&self, instance: &Instance) -> Result<()> {
+        self.create_with(instance, None).await
+    }
+
+    /// The same with these files in its writable layer.
+    pub(crate) async fn create_with(
+        &self,
+        instance: &Instance,
+        saved: Option<&SavedFiles>,
+    ) -> Result<()> {
         let log = BoundedLog::new(LOG).context("make a log")?;
         let process = block_in_place(|| -> Result<_> {
             Ok(spawn(&Spawn {
                 program: &self.profile.runsc(),
-                arguments: &argv::create(&instance.paths, None),
+                arguments: &argv::create(&instance.paths, saved),
                 join: &self.groups.join_files(instance.id())?,
                 stderr: log.file(),
                 oom_score_adj: OOM_SCORE_ADJ,
@@ -231,6 +244,29 @@ impl Raw {
         Ok(())
     }
 
+    /// `FSSave` into new files of a folder.
+    pub(crate) async fn save(&self, instance: &Instance) -> Result<(TempDir, SavedFiles)> {
+        let folder = TempDir::new_in(&self.state).context("make a folder for files")?;
+        let make = |name| File::create_new(folder.path().join(name));
+        let files = NAMES.map(make);
+        let files = files.into_iter().collect::<std::io::Result<Vec<_>>>()?;
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        Sentry::connect(&instance.paths)
+            .await?
+            .save_files(&files)
+            .await?;
+        let saved = SavedFiles(folder.path().to_owned());
+        Ok((folder, saved))
+    }
+
+    /// `WaitFSRestore`.
+    pub(crate) async fn files_are_back(&self, instance: &Instance) -> Result<()> {
+        Ok(Sentry::connect(&instance.paths)
+            .await?
+            .files_are_back()
+            .await?)
+    }
+
     /// Kills it and removes all of it.
     pub(crate) async fn destroy(&self, instance: Instance) -> Result<()> {
         tear_down::kill(&self.groups, instance.id(), DEADLINE).await?;
@@ -257,12 +293,17 @@ impl Console {
 
     /// `ExecuteAsync` and `WaitPID` of `true`; milliseconds.
     pub(crate) async fn run_true(&mut self) -> Result<f64> {
+        self.run(&["/bin/true"]).await
+    }
+
+    /// The same of any program.
+    pub(crate) async fn run(&mut self, argv: &[&str]) -> Result<f64> {
         let watch = Stopwatch::start();
         let null = File::options().read(true).write(true).open("/dev/null")?;
         let pid = self
             .start
             .execute(Execute {
-                argv: &["/bin/true"],
+                argv,
                 uid: 0,
                 gid: 0,
                 files: &[null.as_fd(), null.as_fd(), null.as_fd()],
@@ -277,7 +318,7 @@ impl Console {
                 DEADLINE,
             )
             .await?;
-        ensure!(status == 0, "true ended with the wait status {status}");
+        ensure!(status == 0, "{argv:?} ended with the wait status {status}");
         Ok(watch.millis())
     }
 }
