@@ -56,8 +56,10 @@ pub struct Node {
     pub sampler: Sampler,
     /// What sandboxes may request.
     pub budget: Budget,
-    /// Why all that runs here is to end, and nothing new to begin.
-    pub leaving: watch::Sender<Option<Cause>>,
+    /// Whether all that runs here is to end, and nothing new to begin.
+    pub outlook: watch::Sender<Outlook>,
+    /// Whether so little of the disk is left that nothing new is to begin.
+    pub disk_pressed: watch::Sender<bool>,
     /// Told when a sandbox begins to wait for room.
     pub room_wanted: Notify,
     /// Bytes of images to keep.
@@ -70,12 +72,23 @@ pub struct Node {
     pub tasks: TaskTracker,
 }
 
+/// What is known of the time that the node has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outlook {
+    /// Somebody told this agent. Before, what is stopped is not brought back: it would lose its files to a node that is leaving.
+    pub is_known: bool,
+    /// Why all that runs here is to end, if it is.
+    pub leaving: Option<Cause>,
+}
+
 impl Node {
-    /// Removes images beyond the budget that nothing uses, in a task of its own.
+    /// Removes images beyond the budget that nothing uses, and all of them where little is left of the disk; in a task of its own.
     pub fn collect_images(self: &Arc<Self>) {
         let node = Arc::clone(self);
         self.tasks.spawn(async move {
-            match node.images.collect(node.image_budget).await {
+            let is_pressed = *node.disk_pressed.borrow();
+            let budget = if is_pressed { 0 } else { node.image_budget };
+            match node.images.collect(budget).await {
                 Ok(gone) if gone.is_empty() => {}
                 Ok(gone) => tracing::info!(images = gone.len(), "removed images beyond the budget"),
                 Err(error) => tracing::warn!(

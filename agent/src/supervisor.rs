@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use crate::clock;
 use crate::instance::Instance;
 use crate::mirror::Refusals;
-use crate::node::Node;
+use crate::node::{Node, Outlook};
 use crate::sandbox::admission::{self, Need, Room};
 use crate::sandbox::driver::{Driver, DriverHandle, Hands};
 use crate::sandbox::hands::NodeHands;
@@ -136,15 +136,17 @@ impl Supervisor {
     /// Follows the desired objects until the node's `cancel`.
     pub async fn run<D: DesiredSet>(mut self, mut desired: watch::Receiver<D>) {
         let (_, mut news) = self.node.board.watch();
-        let mut leaving = self.node.leaving.subscribe();
+        let mut outlook = self.node.outlook.subscribe();
+        let mut disk_pressed = self.node.disk_pressed.subscribe();
         loop {
-            let why = leaving.borrow_and_update().clone();
-            self.leave(why).await;
             let wanted = desired.borrow_and_update().clone();
             self.reconcile(&wanted).await;
             self.account(wanted.revision());
             loop {
-                let waits = self.make_room().await;
+                let leaving = outlook.borrow_and_update().leaving.clone();
+                let is_leaving = leaving.is_some();
+                self.leave(leaving).await;
+                let waits = self.make_room().await || is_leaving;
                 tokio::select! {
                     // All are cancel safe.
                     () = self.node.cancel.cancelled() => return,
@@ -159,7 +161,8 @@ impl Supervisor {
                         }
                         break;
                     }
-                    Ok(()) = leaving.changed() => break,
+                    Ok(()) = outlook.changed() => break,
+                    Ok(()) = disk_pressed.changed() => self.node.collect_images(),
                     // One that is brought back wants a share again.
                     () = self.node.room_wanted.notified() => {}
                     // What has ended gives its share back, also where it stays to be read.
@@ -172,11 +175,14 @@ impl Supervisor {
         }
     }
 
-    /// The node is leaving, or is not any more: tells those that were not told.
+    /// Where the node is leaving, tells those that were not told, and those that run: what was on its way to be stopped may have gone on.
     async fn leave(&mut self, why: Option<Cause>) {
-        for driven in self.driven.values_mut() {
+        for (key, driven) in &mut self.driven {
             let was_told = std::mem::replace(&mut driven.told_to_leave, why.is_some());
-            if let (Some(cause), false) = (&why, was_told) {
+            let Some(cause) = &why else { continue };
+            let posted = self.node.board.get(key).map(|posting| posting.record);
+            let runs = posted.is_some_and(|record| matches!(record.state, State::Running { .. }));
+            if runs || !was_told {
                 driven.handle.tell(Event::Leave(cause.clone())).await;
             }
         }
@@ -227,13 +233,16 @@ impl Supervisor {
             Origin::Object { .. } => 0,
         };
         let Some(driven) = self.driven.get_mut(key) else {
-            let leaving = self.node.leaving.borrow().clone();
+            let leaving = self.node.outlook.borrow().leaving.clone();
             let whole = Need::of(&wanted.effective.resources);
             let need = match wanted.effective.desired {
                 DesiredState::Stopped => whole.stopped(),
                 DesiredState::Running | DesiredState::Paused => whole,
             };
-            let room = leaving.map_or_else(|| self.room(need, false, |_| true), Room::Never);
+            let room = match leaving.map_or_else(|| self.room(need, false, |_| true), Room::Never) {
+                Room::Now if *self.node.disk_pressed.borrow() => Room::Later,
+                room => room,
+            };
             let has_room = watch::Sender::new(room == Room::Now);
             let record = self.bind(key, &wanted, room);
             let hands = NodeHands::new(Arc::clone(&self.node), key.clone(), has_room.clone());
@@ -343,7 +352,9 @@ impl Supervisor {
             .collect();
         waiting.sort();
         let mut waits = false;
-        if self.node.leaving.borrow().is_some() {
+        let Outlook { is_known, leaving } = self.node.outlook.borrow().clone();
+        if leaving.is_some() || *self.node.disk_pressed.borrow() {
+            // What is there goes on; for what is not it is not the time.
             return !waiting.is_empty();
         }
         for (bound, key) in waiting {
@@ -355,6 +366,10 @@ impl Supervisor {
                 continue;
             };
             let is_kept = self.is_kept(&key);
+            if is_kept && !is_known {
+                waits = true;
+                continue;
+            }
             let asked = if is_kept {
                 // Of disk it has what it requests.
                 Need {

@@ -122,6 +122,8 @@ pub enum ConditionReason {
     NoCertificate,
     /// Ready=False, of a node: it is being drained or shut down.
     Draining,
+    /// Ready=False, of a node: little is left of the disk that its sandboxes write to.
+    DiskPressure,
     /// Ready=False, of a node: no pod holds there what its sandboxes may request.
     NotReserved,
     /// Finished=True, Stalled=True, or another condition that this end made `False`.
@@ -158,6 +160,7 @@ impl ConditionReason {
             Self::AgentUnreachable => "AgentUnreachable",
             Self::NoCertificate => "NoCertificate",
             Self::Draining => "Draining",
+            Self::DiskPressure => "DiskPressure",
             Self::NotReserved => "NotReserved",
             Self::Ended(reason) => reason.as_str(),
         }

@@ -116,6 +116,7 @@ pub async fn run(options: Options) -> Result<()> {
     let standing = Standing {
         credentials: credentials.subscribe(),
         reserved: reserved.subscribe(),
+        disk_pressed: node.disk_pressed.subscribe(),
     };
     let announcer = Announcer::new(
         client.clone(),
@@ -167,7 +168,7 @@ pub async fn run(options: Options) -> Result<()> {
     crew.join("Lease", heart.run(stop()));
     crew.join(
         "watch of the Node",
-        own_node.run(client, node.leaving.clone(), stop()),
+        own_node.run(client, node.outlook.clone(), stop()),
     );
     crew.join("clerk", clerk.run(told, stop()));
     crew.join("supervisor", supervisor.run(desired));

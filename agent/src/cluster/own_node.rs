@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::judge::OurNode;
 use super::patience::patient;
+use crate::node::Outlook;
 use crate::sandbox::Cause;
 use crate::source::{Folder, FolderError};
 
@@ -156,7 +157,7 @@ impl OwnNode {
     pub(super) async fn run(
         self,
         client: kube::Client,
-        leaving: watch::Sender<Option<Cause>>,
+        outlook: watch::Sender<Outlook>,
         stop: CancellationToken,
     ) {
         let nodes: Api<DeserializeGuard<Node>> = Api::all(client);
@@ -175,10 +176,13 @@ impl OwnNode {
                 Some(Ok(Event::Apply(node) | Event::InitApply(node))) => {
                     self.see(node);
                     let facts = self.facts.borrow().clone();
-                    let cause = facts.and_then(|facts| facts.leaving).map(Leaving::cause);
-                    leaving.send_if_modified(|before| {
-                        let differs = *before != cause;
-                        *before = cause;
+                    let now = Outlook {
+                        is_known: true,
+                        leaving: facts.and_then(|facts| facts.leaving).map(Leaving::cause),
+                    };
+                    outlook.send_if_modified(|before| {
+                        let differs = *before != now;
+                        *before = now;
                         differs
                     });
                 }
@@ -206,7 +210,11 @@ impl OwnNode {
                 (node.metadata, address, leaving)
             }
             // What this build cannot read of it changes nothing of who it is.
-            Err(invalid) => (invalid.metadata, None, None),
+            Err(invalid) => {
+                let before = self.facts.borrow().clone();
+                let leaving = before.and_then(|before| before.leaving);
+                (invalid.metadata, None, leaving)
+            }
         };
         let Some(uid) = metadata.uid else { return };
         let node = OurNode {

@@ -36,6 +36,14 @@ pub fn of_sandbox(resources: &EffectiveResources, overhead: u64) -> Limits {
     }
 }
 
+/// Bytes of memory that a sentry needs for the names of the files that a sandbox is brought back with, of which it has so many bytes: for the
+/// list itself, which it holds as long as it lives, for what it makes of it once, and for as much again that its collector lets lie. Not
+/// more than twice what the guest may have: it chooses the names.
+pub fn of_names(names: u64, resources: &EffectiveResources) -> u64 {
+    let most = resources.memory_limit.0.saturating_mul(2);
+    names.saturating_mul(4).min(most)
+}
+
 /// The same while its files are being kept and nothing of the guest runs: the sentry has the names of all of them in its memory, several
 /// times.
 pub fn while_kept(limits: &Limits) -> Limits {

@@ -369,6 +369,7 @@ impl Shared {
             folder: self.node.sandboxes.folder(&record.uid),
             request,
             disk_limit: record.spec.resources.disk_limit.0,
+            disk_request: record.spec.resources.disk_request.0,
             sentry: instance.sentry.id().pid,
             scratch: self.node.scratch.clone(),
             driver: DriverHandle::new(events.clone()),

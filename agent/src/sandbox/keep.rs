@@ -62,19 +62,28 @@ pub(super) async fn keep(
         start::settle_main(&shared).await;
     }
     loop {
-        // Few at once: each is to have the room on the disk that it looks for, and none is faster beside many.
-        let Ok(turn) = shared.node.keepers.acquire().await else {
-            return;
-        };
         let Some(held) = pace::stand_still(&shared, number, &record).await else {
             return;
         };
         fault::point("keep.still");
-        if record.stopped == Some(PausedBy::Idleness) && !was_told && shared.activity.is_used() {
-            // Somebody came between the look and this.
+        let stopped = shared.holding().record.as_ref().map(|now| now.stopped);
+        if stopped == Some(Some(PausedBy::Idleness)) && !was_told && shared.activity.is_used() {
+            // Somebody came between the look and this. Should that not count any more, this goes on.
             drop(events.send(Event::Wake).await);
-            return;
+            drop(held);
+            if is_over(&shared, number).await {
+                return;
+            }
+            continue;
         }
+        let kept = tokio::select! {
+            // All are cancel safe: what is half made goes with the next start of it, or of the agent.
+            () = shared.node.cancel.cancelled() => return,
+            () = shared.pace.superseded(number) => return,
+            // Few at once: each is to have the room on the disk that it looks for, and none is faster beside many.
+            turn = shared.node.keepers.acquire() => turn,
+        };
+        let Ok(turn) = kept else { return };
         let kept = save(&shared, &record).await;
         drop((held, turn));
         let error = match kept {
@@ -95,11 +104,19 @@ pub(super) async fn keep(
             "cannot keep the files of a sandbox"
         );
         shared.tell_beside(|beside| beside.cannot_keep = Some(why));
-        tokio::select! {
-            // Cancel safe: the next agent begins again.
-            () = shared.node.cancel.cancelled() => return,
-            () = tokio::time::sleep(RETRY) => {}
+        if is_over(&shared, number).await {
+            return;
         }
+    }
+}
+
+/// Waits before the next try; whether there is to be none.
+async fn is_over(shared: &Shared, number: u64) -> bool {
+    tokio::select! {
+        // All are cancel safe: the next agent begins again.
+        () = shared.node.cancel.cancelled() => true,
+        () = shared.pace.superseded(number) => true,
+        () = tokio::time::sleep(RETRY) => false,
     }
 }
 

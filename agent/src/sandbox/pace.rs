@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard, mpsc};
+use tokio::sync::{Mutex, MutexGuard, Notify, mpsc};
 
 use super::holding::Shared;
 use super::record::{PausedBy, SandboxRecord};
@@ -28,6 +28,8 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     newest: AtomicU64,
+    /// Told when there is a newer one.
+    superseded: Notify,
     /// Whether the guest is paused, as far as is known. Held by the one that changes it.
     is_paused: Mutex<Option<bool>>,
 }
@@ -35,7 +37,21 @@ pub(super) struct Pace {
 impl Pace {
     /// Gives up whatever was to be done; the number of what is to be done from now on.
     pub(super) fn supersede(&self) -> u64 {
-        self.newest.fetch_add(1, Ordering::AcqRel) + 1
+        let number = self.newest.fetch_add(1, Ordering::AcqRel) + 1;
+        self.superseded.notify_waiters();
+        number
+    }
+
+    /// Waits until something else is to be done.
+    pub(super) async fn superseded(&self, number: u64) {
+        loop {
+            // From before the look: none is told between the two.
+            let told = self.superseded.notified();
+            if !self.is_newest(number) {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Whether nothing else is to be done by now.
@@ -144,6 +160,7 @@ async fn set<'a>(
         tokio::select! {
             // Cancel safe: the next agent begins again.
             () = shared.node.cancel.cancelled() => return None,
+            () = shared.pace.superseded(number) => return None,
             () = tokio::time::sleep(RETRY) => {}
         }
     }
@@ -183,7 +200,8 @@ async fn limit(shared: &Shared, record: &SandboxRecord, id: &str) -> Result<(), 
     );
     tokio::task::spawn_blocking(move || {
         let (used, limit) = (cgroups.counters(&id)?.memory, limits.memory);
-        if used >= limit {
+        // What the kernel holds for it beside is not in that count.
+        if used >= limit - limit / 16 {
             return Err(PaceError::Exceeds { used, limit });
         }
         Ok(cgroups.limit(&id, &limits)?)

@@ -14,6 +14,7 @@ use super::record::{
 };
 use super::values::Values;
 use crate::clock::Now;
+use crate::instance::limits;
 use crate::snapshot::Saved;
 
 /// How long after a sandbox could not be brought back that is tried again; doubled each time, up to so often.
@@ -268,7 +269,7 @@ pub fn deadline(record: &SandboxRecord) -> Option<Duration> {
     };
     match &record.state {
         // One that is to run again waits for room as long as it lives: it holds nothing.
-        State::Bound if record.kept.is_some() => record.expires(),
+        State::Bound if record.woken.is_some() => record.expires(),
         State::Bound | State::Claimed { .. } | State::MainRequested { .. } => first(Some(start())),
         State::Running { .. } | State::Keeping { .. } => record.expires(),
         State::Halting { kill_at, .. } => first(Some(*kill_at)),
@@ -341,7 +342,7 @@ fn on_image(record: &mut SandboxRecord, outcome: Result<ImageUse, Cause>, now: N
 fn on_claimed(record: &mut SandboxRecord, outcome: Result<String, Cause>, now: Now) -> Vec<Action> {
     match (&record.state, outcome) {
         (State::Bound, Ok(instance)) => {
-            if record.kept.is_some() {
+            if record.woken.is_some() {
                 // It waited for room for as long as it took: its start begins here.
                 record.woken = Some(now);
             }
@@ -450,7 +451,12 @@ fn follow_spec(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
             wake(record, now)
         }
         // Once it is stopped it stays so, or runs again, as its spec says then.
-        State::Halting { .. } | State::Keeping { .. } | State::Discarding { .. } => {
+        State::Discarding { failed, .. } => {
+            *failed = failed.take().filter(|_| !stops);
+            record.stopped = Some(PausedBy::Spec);
+            Vec::new()
+        }
+        State::Halting { .. } | State::Keeping { .. } => {
             record.stopped = Some(PausedBy::Spec);
             Vec::new()
         }
@@ -565,7 +571,7 @@ fn on_kept(record: &mut SandboxRecord, of: Now, files: Saved) -> Vec<Action> {
     match &record.state {
         State::Keeping { started, since, .. } if *since == of => {
             let started = *started;
-            record.overhead = files.names;
+            record.overhead = limits::of_names(files.names, &record.spec.resources);
             record.kept = Some(Kept {
                 files,
                 started,
@@ -799,8 +805,8 @@ fn on_tick(record: &mut SandboxRecord, now: Now) -> Vec<Action> {
                 _ => "its command was being started".to_owned(),
             };
             let seconds = record.spec.start_timeout.as_secs();
-            let what = if record.kept.is_some() {
-                "it had room to be brought back"
+            let what = if record.woken.is_some() {
+                "it had room to run again"
             } else {
                 "it was bound"
             };

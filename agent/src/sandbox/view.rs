@@ -284,7 +284,7 @@ fn ready(record: &SandboxRecord, beside: &Beside) -> (ConditionStatus, Condition
             None if beside.waits_for_room => (
                 False,
                 ConditionReason::Starting,
-                "it waits for the room that other sandboxes of the node hold until they have ended"
+                "it waits for room on its node: what other sandboxes there hold until they have ended, or space on its disk"
                     .to_owned(),
             ),
             None => (False, ConditionReason::Starting, String::new()),
@@ -305,7 +305,7 @@ fn ready(record: &SandboxRecord, beside: &Beside) -> (ConditionStatus, Condition
             "its command was told to end".to_owned(),
         ),
         State::Keeping { .. } => {
-            let message = match &beside.cannot_keep {
+            let message = match beside.cannot_keep.as_ref().or(beside.cannot_pause.as_ref()) {
                 None => "its files are being kept".to_owned(),
                 Some(why) => format!("its files cannot be kept, and that is tried again: {why}"),
             };

@@ -301,7 +301,9 @@ impl Store {
     fn remove_folder(&self, folder: &Path) -> Result<(), Error> {
         // Out of the way first: half of it must not be found under its name.
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        let away = self.inner.folder.join(STAGED).join(format!("{number}.old"));
+        let staged = self.inner.folder.join(STAGED);
+        fs::create_dir_all(&staged).map_err(failed("make", &staged))?;
+        let away = staged.join(format!("{number}.old"));
         match fs::rename(folder, &away) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             moved => moved.map_err(failed("remove", folder))?,

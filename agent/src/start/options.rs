@@ -8,6 +8,7 @@ use cloche_crds::quantity::Quantity;
 
 use crate::instance::{Link, Shape, Target};
 use crate::sandbox::admission::Budget;
+use crate::usage::Watermarks;
 
 /// How an agent is run, wherever its sandboxes come from.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,6 +44,14 @@ pub struct Options {
     /// Bytes of what sandboxes write to files that they may request together [default: half of the file system of the state folder]
     #[arg(long)]
     pub disk_budget: Option<String>,
+    /// Bytes that are to stay free where sandboxes write: below it nothing new begins, and images that nobody uses go [default: a tenth of the
+    /// file system, 10Gi at most]
+    #[arg(long)]
+    pub disk_reserve: Option<String>,
+    /// The same, below which the sandbox is evicted that is furthest over the ephemeral-storage that it requested; 0 evicts none [default: half
+    /// of --disk-reserve]
+    #[arg(long)]
+    pub disk_eviction: Option<String>,
     /// Instances held ready: `cpu=1,memory=512Mi,created=1,started=2`; may be given several times, `none` for no pool
     #[arg(long, default_value = "cpu=1,memory=512Mi,created=1,started=2")]
     pub pool: Vec<String>,
@@ -109,6 +118,28 @@ pub(super) fn budget(options: &Options) -> Result<Budget> {
         cpu_millis,
         disk,
     })
+}
+
+/// The most that is kept free where nothing is said.
+const MOST_RESERVE: u64 = 10 << 30;
+
+/// What is to stay free where sandboxes write.
+pub(super) fn watermarks(options: &Options, scratch: &Path) -> Result<Watermarks> {
+    let file_system = file_system(scratch)?;
+    let bytes = |text: &Option<String>, flag: &'static str, default: u64| match text {
+        Some(text) => Ok(Quantity(text.clone()).bytes().context(flag)?.0),
+        None => anyhow::Ok(default),
+    };
+    let most = (file_system / 10).min(MOST_RESERVE);
+    let pressure = bytes(&options.disk_reserve, "--disk-reserve", most)?;
+    let eviction = bytes(&options.disk_eviction, "--disk-eviction", pressure / 2)?;
+    if pressure >= file_system || eviction > pressure {
+        bail!(
+            "--disk-reserve {pressure} must be less than the {file_system} bytes of the file system of {}, and --disk-eviction {eviction} not more than it",
+            scratch.display()
+        );
+    }
+    Ok(Watermarks { pressure, eviction })
 }
 
 /// The size of the file system of a folder, in bytes.

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::options::{beside_us, budget, mirrors, process_budget, targets};
+use super::options::{beside_us, budget, mirrors, process_budget, targets, watermarks};
 use super::resume::{kill_unclaimed, resume};
 use super::{Locks, Options};
 use crate::api::Streams;
@@ -22,14 +22,14 @@ use crate::image::{ImageStore, Limits, Registries, StoreConfig};
 use crate::instance::pool::Pool;
 use crate::instance::{InstanceRecord, Workshop};
 use crate::ledger::Ledger;
-use crate::node::Node;
+use crate::node::{Node, Outlook};
 use crate::runsc::Profile;
 use crate::sandbox::SandboxRecord;
 use crate::settled::Settled;
 use crate::snapshot::Store;
 use crate::supervisor::Supervisor;
 use crate::sys::orphan;
-use crate::usage::Sampler;
+use crate::usage::{Sampler, Space};
 use crate::{clock, preflight};
 
 /// Sandboxes whose files are kept at the same time.
@@ -63,6 +63,19 @@ async fn check_host(options: &Options, runsc: &Path) -> Result<()> {
     } else {
         bail!("this host cannot run sandboxes:\n{}", fatal.join("\n"))
     }
+}
+
+fn images(options: &Options) -> Result<ImageStore> {
+    Ok(ImageStore::open(StoreConfig {
+        directory: options.state.join("images"),
+        local_images: options.images.clone(),
+        registries: Registries {
+            mirrors: mirrors(&options.registry_mirror)?,
+            insecure: options.insecure_registry.iter().cloned().collect(),
+        },
+        limits: Limits::default(),
+        program: PathBuf::from("/proc/self/exe"),
+    })?)
 }
 
 fn private_folder(path: PathBuf) -> std::io::Result<PathBuf> {
@@ -168,16 +181,11 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
     });
     kill_unclaimed(&workshop, &known_instances.records, &known.records).await?;
 
-    let images = ImageStore::open(StoreConfig {
-        directory: options.state.join("images"),
-        local_images: options.images.clone(),
-        registries: Registries {
-            mirrors: mirrors(&options.registry_mirror)?,
-            insecure: options.insecure_registry.iter().cloned().collect(),
-        },
-        limits: Limits::default(),
-        program: PathBuf::from("/proc/self/exe"),
-    })?;
+    let images = images(options)?;
+    let outlook = watch::Sender::new(Outlook {
+        is_known: matches!(regime, Regime::Standalone { .. }),
+        leaving: None,
+    });
     let (name, settled, references) = match regime {
         Regime::Standalone { host } => (host, None, None),
         Regime::Cluster {
@@ -186,7 +194,13 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
             references,
         } => (node, Some(settled), Some(references)),
     };
-    let sampler = Sampler::new(Arc::clone(&cgroups), Some(budget.memory));
+    let space = Space {
+        watermarks: watermarks(options, &scratch)?,
+        folder: scratch.clone(),
+        pressed: watch::Sender::default(),
+    };
+    let disk_pressed = space.pressed.clone();
+    let sampler = Sampler::new(Arc::clone(&cgroups), Some(budget.memory), space);
     let node = Arc::new(Node {
         name,
         settled,
@@ -204,7 +218,8 @@ pub async fn prepare(_locks: &Locks, options: &Options, regime: Regime) -> Resul
         streams: Streams::default(),
         sampler,
         budget,
-        leaving: watch::Sender::default(),
+        outlook,
+        disk_pressed,
         room_wanted: Notify::new(),
         image_budget: Quantity(options.image_budget.clone())
             .bytes()

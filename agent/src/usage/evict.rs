@@ -1,14 +1,14 @@
-//! Whom to evict when the sandboxes of a node together use up their budget. Pure.
+//! Whom to evict when the sandboxes of a node together use up their memory, or its disk. Pure.
 
 /// A sandbox that may be evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Its instance.
     pub id: String,
-    /// Memory that it requested, in bytes.
+    /// Bytes that it requested.
     pub request: u64,
-    /// Memory that it uses, in bytes.
-    pub memory: u64,
+    /// Bytes that it uses.
+    pub used: u64,
 }
 
 /// Above so many hundredths of the budget somebody has to go: below it the kernel would soon choose, and not by requests.
@@ -27,10 +27,15 @@ pub fn choose(budget: u64, total: u64, candidates: &[Candidate]) -> Option<Strin
     if total <= budget / 100 * WATERMARK {
         return None;
     }
+    furthest(candidates)
+}
+
+/// The one furthest above its request.
+pub fn furthest(candidates: &[Candidate]) -> Option<String> {
     candidates
         .iter()
-        .filter(|one| one.memory > one.request)
-        .max_by_key(|one| one.memory - one.request)
+        .filter(|one| one.used > one.request)
+        .max_by_key(|one| one.used - one.request)
         .map(|one| one.id.clone())
 }
 
@@ -38,11 +43,11 @@ pub fn choose(budget: u64, total: u64, candidates: &[Candidate]) -> Option<Strin
 mod tests {
     use super::*;
 
-    fn candidate(id: &str, request: u64, memory: u64) -> Candidate {
+    fn candidate(id: &str, request: u64, used: u64) -> Candidate {
         Candidate {
             id: id.to_owned(),
             request,
-            memory,
+            used,
         }
     }
 

@@ -6,6 +6,7 @@
 mod disk;
 pub mod evict;
 mod pressure;
+mod space;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use self::disk::Layer;
 use self::pressure::Barometer;
 pub use self::pressure::Pressure;
+pub use self::space::{Space, Watermarks};
 use crate::cgroup::{Cgroups, Counters};
 use crate::clock;
 use crate::sandbox::driver::DriverHandle;
@@ -35,6 +37,7 @@ const PRESSED: Duration = Duration::from_millis(4500);
 pub struct Sampler {
     cgroups: Arc<dyn Cgroups>,
     budget: Option<u64>,
+    space: Space,
     watched: Arc<Mutex<BTreeMap<String, Watched>>>,
 }
 
@@ -48,6 +51,8 @@ pub struct Subject {
     pub request: u64,
     /// What it may hold of its writable layer, in bytes.
     pub disk_limit: u64,
+    /// What it requested of that.
+    pub disk_request: u64,
     /// Its sentry.
     pub sentry: i32,
     /// Folder of the writable layers.
@@ -109,11 +114,13 @@ impl Peaks {
 }
 
 impl Sampler {
-    /// A sampler of these groups; `budget` is the memory that all instances together may use, in bytes.
-    pub fn new(cgroups: Arc<dyn Cgroups>, budget: Option<u64>) -> Self {
+    /// A sampler of these groups; `budget` is the memory that all instances together may use, in bytes, and `space` the disk that they
+    /// write to.
+    pub fn new(cgroups: Arc<dyn Cgroups>, budget: Option<u64>, space: Space) -> Self {
         Self {
             cgroups,
             budget,
+            space,
             watched: Arc::default(),
         }
     }
@@ -210,6 +217,8 @@ impl Sampler {
             .budget
             .zip(total)
             .is_some_and(|(budget, total)| evict::is_near(budget, total.memory));
+        let free = self.space.free();
+        let is_near = is_near || free.is_some_and(|free| free < self.space.watermarks.pressure);
         let ids = if at_all || is_near {
             self.lock().keys().cloned().collect()
         } else {
@@ -227,12 +236,13 @@ impl Sampler {
         Seen {
             counters: counters.collect(),
             total,
+            free,
         }
     }
 
     async fn act(&self, seen: Seen) {
         let mut stubs_killed = Vec::new();
-        let mut candidates = Vec::new();
+        let (mut candidates, mut writers) = (Vec::new(), Vec::new());
         let mut pressures = Vec::new();
         {
             let now = clock::boot_time();
@@ -266,7 +276,12 @@ impl Sampler {
                 candidates.push(evict::Candidate {
                     id: id.clone(),
                     request: one.subject.request,
-                    memory: counters.memory,
+                    used: counters.memory,
+                });
+                writers.push(evict::Candidate {
+                    id: id.clone(),
+                    request: one.subject.disk_request,
+                    used: disk.unwrap_or(0),
                 });
             }
         }
@@ -289,7 +304,29 @@ impl Sampler {
         if let (Some(budget), Some(total)) = (self.budget, seen.total)
             && let Some(id) = evict::choose(budget, total.memory, &candidates)
         {
-            self.evict(&id, budget, total.memory);
+            self.evict(&id, |watched| {
+                format!(
+                    "the node's sandboxes use {} of {budget} bytes; this one uses {} and requested {}: request what it needs",
+                    total.memory,
+                    watched.last.map_or(0, |(_, last)| last.memory),
+                    watched.subject.request
+                )
+            });
+        }
+        if let Some(free) = seen.free {
+            self.space.tell(free);
+            let least = self.space.watermarks.eviction;
+            if let Some(writer) = evict::furthest(&writers).filter(|_| free < least) {
+                self.evict(&writer, |watched| {
+                    let held = writers.iter().find(|one| one.id == writer);
+                    format!(
+                        "the node's disk has {free} bytes left, less than the {least} that have to stay free; this one holds {} and requested {} \
+                         of ephemeral-storage: request what it needs",
+                        held.map_or(0, |one| one.used),
+                        watched.subject.disk_request
+                    )
+                });
+            }
         }
         let sampler = self.clone();
         // A write that is lost with its thread is made again with the next peak.
@@ -316,16 +353,12 @@ impl Sampler {
         }
     }
 
-    fn evict(&self, id: &str, budget: u64, total: u64) {
+    fn evict(&self, id: &str, why: impl FnOnce(&Watched) -> String) {
         let mut all = self.lock();
         let Some(watched) = all.get_mut(id).filter(|watched| !watched.evicting) else {
             return;
         };
-        let message = format!(
-            "the node's sandboxes use {total} of {budget} bytes; this one uses {} and requested {}: request what it needs",
-            watched.last.map_or(0, |(_, last)| last.memory),
-            watched.subject.request
-        );
+        let message = why(watched);
         tracing::warn!(
             sandbox = watched.subject.sandbox,
             instance = id,
@@ -346,6 +379,8 @@ struct Seen {
     /// What was counted of each, and what it holds of its writable layer.
     counters: Vec<(String, Counters, Option<u64>)>,
     total: Option<Counters>,
+    /// Bytes that are free on the disk.
+    free: Option<u64>,
 }
 
 const KEPT: &str = "usage.json";

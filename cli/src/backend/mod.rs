@@ -8,7 +8,7 @@ mod failure;
 mod outage;
 mod standalone;
 
-use cloche_crds::{ConditionReason, DesiredState};
+use cloche_crds::DesiredState;
 use cloche_proto::agent::v1alpha1::{LogRequest, SessionRequest, SessionResponse};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -112,8 +112,8 @@ impl Backend {
         .map_err(|failure| failure.error(format!("make sandbox {}", manifest.name())))
     }
 
-    /// Says whether a sandbox is to run. One that stands still since nobody used it goes on by any change of its spec: where it is
-    /// to run already, that is written otherwise. The generation from which on what is told of it follows that.
+    /// Says whether a sandbox is to run. One that does not, since nobody used it or could be brought back, does by any change of
+    /// its spec: where it is to run already, that is written otherwise. The generation from which on what is told of it follows that.
     pub(crate) async fn set_desired_state(
         &self,
         name: &str,
@@ -121,25 +121,26 @@ impl Backend {
     ) -> Result<i64, Error> {
         let shown = self.get(name).await?;
         let written = shown.word("/spec/lifecycle/desiredState");
-        let sleeps = shown
+        let is_ready = shown
             .condition("Ready")
-            .and_then(|ready| field(ready, "reason"))
-            .is_some_and(|reason| reason == ConditionReason::Idle.as_str());
+            .and_then(|ready| field(ready, "status"))
+            .is_some_and(|status| status == "True");
         let default = DesiredState::default();
         let state = match written {
-            Some(_) if sleeps && desired == default => json!(null),
+            Some(_) if !is_ready && desired == default => json!(null),
             Some(_) | None => json!(desired),
         };
         let before = shown.json().pointer("/metadata/generation");
         let before = before.and_then(Value::as_i64).unwrap_or(0);
         let generation = before + i64::from(written.as_deref() != state.as_str());
         let lifecycle = json!({"spec": {"lifecycle": {"desiredState": state}}});
-        match self {
-            Self::Standalone(agent) => agent.merge(name, &lifecycle).await,
+        let written = match self {
+            Self::Standalone(agent) => agent.merge(name, &lifecycle).await.map(|()| None),
             Self::Cluster(cluster) => cluster.merge(name, &lifecycle).await,
         }
         .map_err(|failure| failure.error(format!("set the state of sandbox {name}")))?;
-        Ok(generation)
+        // An agent alone answers before it has taken it over.
+        Ok(written.unwrap_or(generation))
     }
 
     /// Has all sandboxes of a node end, or takes that back.

@@ -13,6 +13,7 @@ use cloche_proto::agent::v1alpha1::{Command, Open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::scene::{self, LIMIT, images, line, manifest, options, output, sh};
 use crate::verdict::Verdict;
@@ -214,7 +215,7 @@ async fn a_flood_does_not_hold_up_others() {
 }
 
 /// Runs with a small disk at a folder of the agent's.
-async fn with_small_disk(
+pub(crate) async fn with_small_disk(
     agent: &mut Agent,
     disk: &Path,
     size: &str,
@@ -239,6 +240,14 @@ async fn with_small_disk(
     agent.stop().await?;
     umount2(disk, MntFlags::empty()).context("unmount the small disk")?;
     agent.restart().await
+}
+
+/// An agent that looks on while its disk fills.
+fn heedless(folder: &TempDir) -> Options {
+    Options {
+        more: ["--disk-reserve", "0"].map(Into::into).to_vec(),
+        ..options(folder)
+    }
 }
 
 fn roomy() -> Value {
@@ -289,7 +298,7 @@ async fn a_sandbox_writes_what_it_may_and_no_more() {
 #[tokio::test]
 async fn a_full_disk_of_writable_layers_is_told_inside() {
     let folder = images().unwrap();
-    trial::run(options(&folder), async |agent| {
+    trial::run(heedless(&folder), async |agent| {
         let disk = agent.state().join("scratch");
         with_small_disk(agent, &disk, "size=48m", async |agent| {
             scene::run(agent, "full", roomy()).await?;
@@ -314,7 +323,7 @@ async fn a_full_disk_of_writable_layers_is_told_inside() {
 #[tokio::test]
 async fn a_full_disk_is_freed_by_a_deletion() {
     let folder = images().unwrap();
-    trial::run(options(&folder), async |agent| {
+    trial::run(heedless(&folder), async |agent| {
         let disk = agent.state();
         with_small_disk(agent, &disk, "size=200m", async |agent| {
             scene::run(agent, "full", roomy()).await?;

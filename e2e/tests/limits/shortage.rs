@@ -12,6 +12,7 @@ use cloche_e2e::{Agent, Options, trial};
 use cloche_proto::agent::v1alpha1::{Command, Open};
 use serde_json::{Value, json};
 
+use crate::hostile::with_small_disk;
 use crate::scene::{self, BUSYBOX, LIMIT, images, manifest, options};
 use crate::verdict::Verdict;
 
@@ -312,6 +313,62 @@ async fn room_that_is_about_to_be_free_is_waited_for() {
         ensure!(made.len() == 1, "{made:?}");
         agent.wait_running("waits", LIMIT).await?;
         agent.wait_gone("stubborn", LIMIT).await
+    })
+    .await
+    .unwrap();
+}
+
+/// Whoever is within its request does not meet a full disk, and nothing new comes to one that is nearly full.
+#[tokio::test]
+async fn who_fills_the_disk_beyond_its_request_gives_way() {
+    let folder = images().unwrap();
+    let options = Options {
+        more: ["--disk-reserve", "40Mi", "--disk-eviction", "20Mi"]
+            .map(Into::into)
+            .to_vec(),
+        ..options(&folder)
+    };
+    trial::run(options, async |agent| {
+        let disk = agent.state().join("scratch");
+        with_small_disk(agent, &disk, "size=100m", async |agent| {
+            let spec = json!({"resources": {"limits": {"memory": "256Mi"}}});
+            scene::run(agent, "full", spec.clone()).await?;
+            scene::run(agent, "other", spec.clone()).await?;
+            scene::output(agent, "other", "head -c 8000000 /dev/zero >/own").await?;
+            // Less than the reserve is left, and more than has to be.
+            scene::output(agent, "full", "head -c 60000000 /dev/zero >/big").await?;
+            until(LIMIT, "the agent sees it", async || {
+                Ok(agent.log()?.contains("pressed=true").then_some(()))
+            })
+            .await?;
+            let mut client = agent.client().await?;
+            client.apply(&manifest("new", BUSYBOX, spec)).await?;
+            agent
+                .wait_for("new", "it waits for space", LIMIT, |seen| match seen {
+                    Some(seen) if seen.0.to_string().contains("space on its disk") => {
+                        Look::Reached(())
+                    }
+                    Some(seen) if seen.phase() == "Running" => Look::Never("it runs".to_owned()),
+                    _ => Look::NotYet,
+                })
+                .await?;
+            let open = Open {
+                command: Some(shell("cat /dev/zero >/more")),
+                ..Open::default()
+            };
+            let filling = Session::open(agent, "full", open).await??;
+            Verdict::new(Reason::Evicted)
+                .says("ephemeral-storage")
+                .wait(agent, "full")
+                .await?;
+            drop(filling);
+            agent.wait_running("new", LIMIT).await?;
+            let own = scene::output(agent, "other", "wc -c </own; echo more >/x && cat /x").await?;
+            ensure!(own == "8000000\nmore", "{own:?}");
+            client.delete("new").await?;
+            agent.wait_gone("new", LIMIT).await
+        })
+        .await
     })
     .await
     .unwrap();

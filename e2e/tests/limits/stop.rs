@@ -13,7 +13,9 @@ use cloche_proto::agent::v1alpha1::Open;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::scene::{BUSYBOX, LIMIT, images, line, manifest, options, output, run};
+use crate::scene::{
+    BUSYBOX, LIMIT, group_value, images, instance, line, manifest, options, output, run,
+};
 use crate::verdict::Verdict;
 
 /// Longer than a sandbox is idle in these tests before that counts.
@@ -172,15 +174,72 @@ async fn many_names_fit_into_the_memory_that_they_had() {
         let spec = json!({"resources": {"limits": {"memory": "128Mi"}}});
         run(agent, "s", spec.clone()).await?;
         let make = "
-            mkdir /d; cd /d; n=x; while [ ${#n} -lt 200 ]; do n=${n}x; done
-            i=0; while [ $i -lt 33000 ]; do : >$n$i; i=$((i + 1)); done";
+            mkdir /d; cd /d; n=x; while [ ${#n} -lt 60 ]; do n=${n}x; done
+            i=0; while [ $i -lt 20000 ]; do : >$n$i; i=$((i + 1)); done";
         output(agent, "s", make).await?;
         for _ in 0..2 {
             stop(agent, "s", &spec).await?;
             start(agent, "s", &spec).await?;
             let count = output(agent, "s", "find /d -type f | wc -l").await?;
-            ensure!(count.trim() == "33000", "{count}");
+            ensure!(count.trim() == "20000", "{count}");
         }
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// The memory limit of its group, in MiB.
+fn memory_limit(agent: &Agent, name: &str) -> Result<u64> {
+    let group = instance(agent, name)?;
+    let v1 = group_value(agent, &group, "memory.limit_in_bytes")?;
+    let limit = match v1 {
+        Some(limit) => limit,
+        None => group_value(agent, &group, "memory.max")?.context("no memory limit")?,
+    };
+    Ok(limit.trim().parse::<u64>()? >> 20)
+}
+
+/// Its own limits hold again before anything of it runs, and nothing of what was kept is left.
+#[tokio::test]
+async fn a_stop_that_is_given_up_changes_nothing() {
+    let folder = images().unwrap();
+    trial::run(options(&folder), async |agent| {
+        let spec = json!({"resources": {"limits": {"memory": "64Mi"}}});
+        run(agent, "s", spec.clone()).await?;
+        let sum = output(
+            agent,
+            "s",
+            "head -c 200000000 /dev/urandom >/large; md5sum /large",
+        )
+        .await?;
+        let before = memory_limit(agent, "s")?;
+        let mut given_up = 0;
+        for _ in 0..5 {
+            set(agent, "s", &spec, "Stopped").await?;
+            until(LIMIT, "its files are being kept", async || {
+                let staged = std::fs::read_dir(agent.state().join("snapshots/tmp"))?;
+                Ok((staged.count() > 0 || !saved(agent)?.is_empty()).then_some(()))
+            })
+            .await?;
+            // Perhaps too late.
+            given_up += usize::from(saved(agent)?.is_empty());
+            start(agent, "s", &spec).await?;
+            ensure!(
+                memory_limit(agent, "s")? == before,
+                "{}",
+                memory_limit(agent, "s")?
+            );
+            ensure!(output(agent, "s", "md5sum /large").await? == sum);
+            until(LIMIT, "nothing is kept", async || {
+                Ok(saved(agent)?.is_empty().then_some(()))
+            })
+            .await?;
+        }
+        ensure!(
+            given_up > 0,
+            "each stop was over before it could be given up"
+        );
         Ok(())
     })
     .await

@@ -63,7 +63,8 @@ impl Core {
         if seen.told == Told::Ended {
             return delete(seen, now);
         }
-        if let Some(loss) = loss::loss_of(node, uid, seen.told == Told::Stopped, self.brake) {
+        let has_files = matches!(seen.told, Told::Stopped | Told::Waking);
+        if let Some(loss) = loss::loss_of(node, uid, has_files, self.brake) {
             return Some(Task::Lose(loss));
         }
         if !seen.deleting && !seen.has_finalizer() {

@@ -85,6 +85,8 @@ pub enum Told {
     Lives,
     /// It is stopped.
     Stopped,
+    /// It was stopped, and is being brought back: its files are there still.
+    Waking,
     /// It has ended.
     Ended,
 }
@@ -95,6 +97,8 @@ impl Told {
             Self::Ended
         } else if status.phase == Phase::Stopped {
             Self::Stopped
+        } else if status.phase == Phase::Starting && status.started_at.is_some() {
+            Self::Waking
         } else {
             Self::Lives
         }

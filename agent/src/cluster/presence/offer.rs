@@ -62,6 +62,8 @@ pub(crate) enum Unready {
     NotReserved,
     /// Its sandboxes are to end.
     Leaving,
+    /// Little is left of its disk.
+    DiskPressure,
 }
 
 impl Unready {
@@ -70,6 +72,7 @@ impl Unready {
             Self::NoCertificate => ConditionReason::NoCertificate,
             Self::NotReserved => ConditionReason::NotReserved,
             Self::Leaving => ConditionReason::Draining,
+            Self::DiskPressure => ConditionReason::DiskPressure,
         }
     }
 
@@ -80,6 +83,9 @@ impl Unready {
             }
             Self::NotReserved => {
                 "the pod that holds the budget of this node's sandboxes is not Running: look at the pods of the DaemonSet cloche-reservation"
+            }
+            Self::DiskPressure => {
+                "little is left of the disk that its sandboxes write to: those that are furthest over what they requested are evicted before it is full"
             }
             Self::Leaving => {
                 "the Node is being drained (kubectl sandbox drain --undo takes that back) or shut down: what runs there ends"
@@ -313,6 +319,7 @@ mod tests {
             Unready::NoCertificate,
             Unready::NotReserved,
             Unready::Leaving,
+            Unready::DiskPressure,
         ] {
             let offer = terms().offer(&facts(Some("10.0.0.1")), Some(unready));
             let step = step(&offer, Some(&seen("node-1", &status)), at(9)).unwrap();

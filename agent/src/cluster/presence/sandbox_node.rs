@@ -52,6 +52,8 @@ pub(in crate::cluster) struct Standing {
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Whether a pod holds what sandboxes may request.
     pub reserved: watch::Receiver<bool>,
+    /// Whether little is left of the disk.
+    pub disk_pressed: watch::Receiver<bool>,
 }
 
 impl Standing {
@@ -60,12 +62,14 @@ impl Standing {
         let holds = self.credentials.borrow_and_update();
         let until = holds.as_ref().map(Credentials::not_after);
         let until = until.filter(|until| now < *until);
+        let is_reserved = *self.reserved.borrow_and_update();
+        let is_pressed = *self.disk_pressed.borrow_and_update();
         let unready = if until.is_none() {
             Some(Unready::NoCertificate)
-        } else if *self.reserved.borrow_and_update() {
-            None
-        } else {
+        } else if !is_reserved {
             Some(Unready::NotReserved)
+        } else {
+            is_pressed.then_some(Unready::DiskPressure)
         };
         (unready, until)
     }
@@ -140,6 +144,7 @@ impl Announcer {
                 changed = self.facts.changed() => if changed.is_err() { return },
                 changed = self.standing.credentials.changed() => if changed.is_err() { return },
                 changed = self.standing.reserved.changed() => if changed.is_err() { return },
+                changed = self.standing.disk_pressed.changed() => if changed.is_err() { return },
                 () = clock::sleep_until(at) => {}
                 next = told.next() => match next {
                     None => return,

@@ -163,11 +163,12 @@ impl Cluster {
         Object::of(made).map_err(Failure::Wrong)
     }
 
-    /// Changes what `patch` names of a sandbox.
-    pub(super) async fn merge(&self, name: &str, patch: &Value) -> Result<(), Failure> {
-        self.request(self.objects.merge(name, patch)?)
-            .await
-            .map(drop)
+    /// Changes what `patch` names of a sandbox; the generation that this made.
+    pub(super) async fn merge(&self, name: &str, patch: &Value) -> Result<Option<i64>, Failure> {
+        let written = self.request(self.objects.merge(name, patch)?).await?;
+        Ok(written
+            .pointer("/metadata/generation")
+            .and_then(Value::as_i64))
     }
 
     /// Puts the taint on a Node that has its sandboxes end, or takes it off; beside whatever other taints it has.

@@ -275,7 +275,23 @@ fn one_that_never_ran_does_not_begin_to() {
     assert_eq!((stopped.started(), deadline(&stopped)), (None, None));
     let (bound, actions) = step(&stopped, wants(&stopped, DesiredState::Running), now_at(9));
     assert_eq!((name(&bound), actions), ("Bound", vec![Action::Pull]));
-    assert_eq!(deadline(&bound), Some(now_at(309).boot), "a start like any");
+    assert_eq!(
+        deadline(&bound),
+        None,
+        "it waits for room as long as it takes"
+    );
+    let (claimed, _) = then(
+        &bound,
+        [
+            (10, Event::Image(Ok(image()))),
+            (20, Event::Claimed(Ok("i1".to_owned()))),
+        ],
+    );
+    assert_eq!(
+        deadline(&claimed),
+        Some(now_at(320).boot),
+        "then a start like any"
+    );
 
     // One that waits for its image stops waiting, and what comes late is given back.
     let (stopping, actions) = then(
