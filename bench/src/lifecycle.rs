@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cloche_agent::runsc::Sentry;
 use cloche_e2e::session::shell;
-use cloche_e2e::{Agent, trial};
+use cloche_e2e::trial;
 
 use crate::clock::Stopwatch;
 use crate::figure::{Figure, Goal, Samples};
-use crate::raw::Console;
+use crate::raw::{Console, Raw};
 use crate::scene::{MIB, Scene, images, options};
 
 /// Samples of each.
@@ -27,8 +27,9 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
     let images = images()?;
     let mut figures = Vec::new();
     trial::run(options(&images), async |agent| {
-        figures = pauses(agent).await?;
-        figures.extend(stops(agent).await?);
+        let (mut scene, raw) = Scene::open(agent).await?;
+        figures = pauses(&mut scene, &raw).await?;
+        figures.extend(stops(&mut scene, &raw).await?);
         Ok(())
     })
     .await
@@ -36,8 +37,7 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-async fn pauses(agent: &Agent) -> Result<Vec<Figure>> {
-    let (mut scene, raw) = Scene::open(agent).await?;
+async fn pauses(scene: &mut Scene<'_>, raw: &Raw) -> Result<Vec<Figure>> {
     let sandbox = scene.start(MEMORY).await?.name;
     let instance = raw.prepare(MEMORY * MIB)?;
     raw.create(&instance).await?;
@@ -67,11 +67,10 @@ async fn pauses(agent: &Agent) -> Result<Vec<Figure>> {
     ])
 }
 
-async fn stops(agent: &Agent) -> Result<Vec<Figure>> {
-    let (mut scene, raw) = Scene::open(agent).await?;
+async fn stops(scene: &mut Scene<'_>, raw: &Raw) -> Result<Vec<Figure>> {
     let sandbox = scene.start(MEMORY).await?.name;
     let write = format!("head -c {BYTES} /dev/urandom >/large");
-    agent.output(&sandbox, shell(&write), LIMIT).await?;
+    scene.agent.output(&sandbox, shell(&write), LIMIT).await?;
     let mut instance = raw.prepare(MEMORY * MIB)?;
     raw.create(&instance).await?;
     raw.start_root(&instance).await?;
